@@ -1,0 +1,6 @@
+"""The `quantguard` command."""
+
+
+def main() -> int:
+    """Entry point."""
+    return 0
