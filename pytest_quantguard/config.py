@@ -1,16 +1,25 @@
 """The YAML that describes a gate, as typed, frozen models.
 
 One file names the reference, the candidate, the stored baseline, what is measured, and what must hold.
+Reading such a file is in `config_file.py`; nothing here touches the disk.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from pytest_quantguard.logprobs.metrics import METRICS
 
 Phase = Literal["prefill", "decode"]
+Decision = Literal["point", "proven_bad", "proven_good"]
+"""Broken when: the value is beyond it; its interval is wholly beyond; its interval is not wholly within."""
 ServerArg = bool | int | float | str | list[str | int | float] | dict[str, object] | None
 """True is a bare flag, null removes a default, a list repeats its values, a mapping is sent as JSON."""
 
@@ -33,7 +42,9 @@ class LaunchedServer(Model):
     cwd: Path | None = None
     port: int | None = Field(default=None, ge=1, le=65535, description="Default: a free one.")
     startup_timeout: float = Field(default=900, gt=0, description="Seconds without progress in the log.")
-    startup_hard_limit: float | None = Field(default=None, gt=0, description="Seconds; default 4 x startup_timeout.")
+    startup_hard_limit: float | None = Field(
+        default=None, gt=0, description="Seconds; default 4 x startup_timeout."
+    )
     request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
     api_key: str | None = None
 
@@ -56,9 +67,12 @@ class EmulatorServer(LaunchedServer):
     backend: Literal["emulator"]
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     quantization: str | dict[str, str] | None = Field(
-        default=None, description="A scheme for all linear layers, or ordered patterns -> formats (last match wins)."
+        default=None,
+        description="A scheme for all linear layers, or ordered patterns -> formats (last match wins).",
     )
-    faults: list[str] = Field(default_factory=list, description="Defects to switch on: name or name:key=value,...")
+    faults: list[str] = Field(
+        default_factory=list, description="Defects to switch on: name or name:key=value,..."
+    )
     threads: int | None = Field(default=None, ge=1)
 
 
@@ -99,3 +113,270 @@ class SuiteConfig(Model):
     phases: list[Phase] = Field(default=["prefill", "decode"], min_length=1)
     decode_mode: Literal["auto", "forced", "resync"] = "auto"
     repeats: int = Field(default=3, ge=1, description="Captures of each batch size, for the noise floor.")
+
+    @field_validator("batch_sizes", "phases")
+    @classmethod
+    def _no_repetition(cls, value: list[Any]) -> list[Any]:
+        if len(set(value)) != len(value):
+            raise ValueError("the same entry is given twice")
+        return value
+
+
+class Bound(Model):
+    """What a metric must hold: at most `max` where lower is better, at least `min` where higher is better."""
+
+    max: float | None = Field(default=None, allow_inf_nan=False)
+    min: float | None = Field(default=None, allow_inf_nan=False)
+    decision: Decision | None = Field(default=None, description="Default: `decision` of the section.")
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Bound:
+        if (self.max is None) == (self.min is None):
+            raise ValueError("give exactly one of 'max' and 'min'")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """The bound itself."""
+        limit = self.min if self.max is None else self.max
+        assert limit is not None
+        return limit
+
+    def __str__(self) -> str:
+        return f">= {self.min:g}" if self.max is None else f"<= {self.max:g}"
+
+
+class Increase(Model):
+    """How much worse a metric may become: a share of what it was (`10%`) or a step in its unit (`0.01`)."""
+
+    amount: float = Field(ge=0, allow_inf_nan=False)
+    relative: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_scalar(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, str) and (share := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", value)):
+            return {"amount": float(share[1]) / 100, "relative": True}
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            return {"amount": float(value), "relative": False}
+        raise ValueError("give a share such as 10% or a number >= 0 in the metric's own unit")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {
+            "title": "Increase",
+            "description": cls.__doc__,
+            "anyOf": [
+                {"type": "number", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+(\.\d*)?\s*%\s*$"},
+            ],
+        }
+
+    def __str__(self) -> str:
+        return f"{self.amount:.3g}" if not self.relative else f"{self.amount * 100:.3g} %"
+
+
+class DriftBound(Model):
+    """How much a metric against BF16 may have become worse since the accepted run, position by position."""
+
+    max_increase: Increase
+    decision: Decision | None = Field(default=None, description="Default: `decision` of the section.")
+
+
+class MetricKeys(Model):
+    """Base of sections whose keys are metric names beside a few of their own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _known_metrics(self) -> MetricKeys:
+        unknown = [name for name in self.__pydantic_extra__ or {} if name not in METRICS]
+        if unknown:
+            allowed = [*type(self).model_fields, *METRICS]
+            raise PydanticCustomError("unknown_keys", "unknown keys", {"keys": unknown, "allowed": allowed})
+        return self
+
+
+class MetricBounds(MetricKeys):
+    """Metric names with their bounds."""
+
+    __pydantic_extra__: dict[str, Bound]
+
+    @model_validator(mode="after")
+    def _right_side(self) -> MetricBounds:
+        for name, bound in self.bounds.items():
+            metric = METRICS.get(name)
+            wanted = "min" if metric is not None and metric.better == "higher" else "max"
+            if metric is not None and getattr(bound, wanted) is None:
+                raise PydanticCustomError(
+                    "wrong_side",
+                    "{metric} is better {better}: bound it with '{wanted}'",
+                    {"metric": name, "better": metric.better, "wanted": wanted},
+                )
+        return self
+
+    @property
+    def bounds(self) -> dict[str, Bound]:
+        """Metric name -> bound, in the order of the file."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class AccuracyOverride(MetricBounds):
+    """Other bounds for some cells; where several match, the last one wins."""
+
+    phase: Phase | None = Field(default=None, description="Default: every phase.")
+    batch_size: int | None = Field(default=None, ge=1, description="Default: every batch size.")
+
+
+class DriftConfig(MetricKeys):
+    """What may have changed since the accepted run of this candidate."""
+
+    __pydantic_extra__: dict[str, DriftBound]
+
+    decision: Decision = "proven_bad"
+    on_failure: Literal["fail", "warn"] = "fail"
+    divergence: MetricBounds | None = Field(
+        default=None,
+        description="Bounds on accepted against candidate, not on their change against BF16: for the same build "
+        "on the same device.",
+    )
+
+    @property
+    def bounds(self) -> dict[str, DriftBound]:
+        """Metric name -> allowed increase, in the order of the file."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _something(self) -> DriftConfig:
+        if not self.bounds and not (self.divergence and self.divergence.bounds):
+            raise ValueError(
+                "bounds nothing: give a metric with max_increase, e.g. kl_mean: {max_increase: 10%}"
+            )
+        return self
+
+
+class AccuracyConfig(MetricBounds):
+    """What must hold against the BF16 baseline, in every cell unless overridden."""
+
+    decision: Decision = "point"
+    overrides: list[AccuracyOverride] = Field(default_factory=list)
+    drift: DriftConfig | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> AccuracyConfig:
+        if not self.bounds and not any(override.bounds for override in self.overrides):
+            raise ValueError("bounds nothing: give at least one metric, e.g. kl_mean: {max: 0.02}")
+        return self
+
+    def bounds_of(self, phase: Phase, batch_size: int) -> dict[str, Bound]:
+        """Metric name -> bound for one cell, overrides applied."""
+        bounds = self.bounds
+        for override in self.overrides:
+            if override.phase in (None, phase) and override.batch_size in (None, batch_size):
+                bounds.update(override.bounds)
+        return bounds
+
+
+class SelfCheck(Model):
+    """One way of asking the candidate against another way that should give the same.
+
+    With quantized activations two correct kernels differ a lot position by position, so the first judge is
+    the paired change of KL to BF16; `max_kl` bounds the KL between the two ways and suits candidates whose own
+    noise is small.
+    """
+
+    max_increase: Increase = Increase(amount=0.25, relative=True)
+    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    decision: Decision = "proven_bad"
+
+
+class SelfConsistencyConfig(Model):
+    """Checks of the candidate against itself. null switches one off."""
+
+    decode_against_prefill: SelfCheck | None = SelfCheck()
+    batch: SelfCheck | None = Field(default=SelfCheck(), description="Each batch size against the smallest.")
+    warm_cache: SelfCheck | None = Field(
+        default=None, description="Prompts met in the prefix cache against cold ones. Needs a prefix cache."
+    )
+    repeat: SelfCheck | None = Field(default=None, description="The same question asked again.")
+
+
+class ValidityConfig(Model):
+    """What makes an answer unusable, whatever its numbers."""
+
+    min_captured_mass: float = Field(
+        default=0.3, ge=0, le=1, description="Least mean probability that the candidate's top K must cover."
+    )
+    require_quantized: bool | None = Field(
+        default=None,
+        description="Fail a candidate that answers as the reference. Default: if the config says quantized.",
+    )
+
+
+class SpeedConfig(Model):
+    """The timed requests."""
+
+    rounds: int = Field(default=3, ge=1, description="Timed repetitions of each request.")
+    warmup_rounds: int = Field(default=1, ge=0)
+    decode_tokens: int = Field(default=32, ge=1, description="Length of the timed generation.")
+
+
+class GateConfig(Model):
+    """One gate: who the reference is, who is on trial, and what must hold."""
+
+    version: Literal[1]
+    name: str = Field(
+        max_length=100,
+        description="Names the tests and the output folder: letters, digits, '.', '_' and '-'.",
+    )
+    reference: ServerConfig | None = Field(default=None, description="Needed to capture the baseline.")
+    candidate: ServerConfig
+    baseline: Path = Field(description="Folder of the stored recording of the reference.")
+    suite: SuiteConfig = SuiteConfig()
+    validity: ValidityConfig = ValidityConfig()
+    accuracy: AccuracyConfig
+    self_consistency: SelfConsistencyConfig = SelfConsistencyConfig()
+    speed: SpeedConfig | None = Field(default=SpeedConfig(), description="null: nothing is timed.")
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise ValueError(
+                "allowed are letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _overrides_match_suite(self) -> GateConfig:
+        for index, override in enumerate(self.accuracy.overrides):
+            for key, value, known in (
+                ("phase", override.phase, self.suite.phases),
+                ("batch_size", override.batch_size, self.suite.batch_sizes),
+            ):
+                if value is not None and value not in known:
+                    raise PydanticCustomError(
+                        "override_matches_nothing",
+                        "accuracy.overrides[{index}].{key} is {value}; the suite measures only: {known}",
+                        {"index": index, "key": key, "value": value, "known": ", ".join(map(str, known))},
+                    )
+        return self
+
+    @property
+    def expects_quantization(self) -> bool:
+        """Whether the candidate's answers must differ from the reference's."""
+        if self.validity.require_quantized is not None:
+            return self.validity.require_quantized
+        candidate = self.candidate.expect if isinstance(self.candidate, AttachServer) else self.candidate
+        kv_cache = candidate.kv_cache_dtype or "auto"
+        return candidate.quantization not in (None, "bf16") or kv_cache.startswith(("fp8", "fp4", "int8"))
+
+    def cells(self) -> Iterator[tuple[Phase, int]]:
+        """Every (phase, batch size) of the suite, in order."""
+        for phase in self.suite.phases:
+            for batch_size in self.suite.batch_sizes:
+                yield phase, batch_size
