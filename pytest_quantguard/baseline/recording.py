@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pytest_quantguard.baseline.manifest import Manifest
 from pytest_quantguard.config import Phase
 from pytest_quantguard.logprobs.arrays import Int32, TopLogprobs
 
@@ -68,10 +69,27 @@ NoiseFloor = Mapping[CellKey, Mapping[str, float]]
 """Per cell, the value of each metric between two recordings of the same server."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A whole recording in memory. `manifest` describes it; what only a stored one has is filled in by the store."""
+
+    manifest: Manifest
+    prompts: tuple[PromptRecord, ...]
+    cells: Cells
+    noise_floor: NoiseFloor
+
+    @property
+    def positions(self) -> int:
+        """Scored positions of one cell: those of all prompts together."""
+        return sum(len(prompt.span_ids) for prompt in self.prompts)
+
+
 def plan_batches(prompts: int, batch_size: int) -> tuple[tuple[int, ...], ...]:
     """Fixed composition: consecutive prompts, `batch_size` at a time; the last batch may be smaller."""
     if prompts < 1 or batch_size < 1:
-        raise ValueError(f"need at least one prompt and a positive batch size, not {prompts} and {batch_size}")
+        raise ValueError(
+            f"need at least one prompt and a positive batch size, not {prompts} and {batch_size}"
+        )
     return tuple(
         tuple(range(start, min(start + batch_size, prompts))) for start in range(0, prompts, batch_size)
     )
