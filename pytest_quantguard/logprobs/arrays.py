@@ -19,8 +19,8 @@ class TopLogprobs:
     logprobs: float32 [T, K], the log-probabilities of `token_ids`, non-increasing along K.
     chosen_ids: int32 [T], the token that follows at each position in the scored text (the reference's token).
     vocab_size: number of logits of the model, including padding rows.
-    chosen_logprobs: float32 [T], log-probability of `chosen_ids`; NaN where the server did not say (comparisons
-        then take it from the top K, if the token is there).
+    chosen_logprobs: float32 [T], log-probability of `chosen_ids`; NaN where the server did not say;
+        comparisons then take it from the top K, if the token is there.
     """
 
     token_ids: Int32

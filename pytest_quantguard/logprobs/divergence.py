@@ -1,8 +1,8 @@
 """How far a candidate's next-token distributions are from the baseline's, position by position.
 
 Only the top-K of each distribution is known; what lies outside is unknown, not zero. P is the baseline, Q the
-candidate, A and B their top-K ids, S = A & B; natural logarithms throughout. This module computes arrays; what they
-are called, and how they become one number, is in `metrics.py`; whether rows may be compared at all, in `guards.py`.
+candidate, A and B their top-K ids, S = A & B; natural logarithms throughout. This module computes arrays; how
+they become one number, and its name, is in `metrics.py`; whether rows may be compared at all, in `guards.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pytest_quantguard.errors import InvalidAnswerError
 from pytest_quantguard.logprobs.arrays import Float32, Int32, TopLogprobs
+from pytest_quantguard.logprobs.lookup import Lookup
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -27,7 +28,6 @@ CONFIDENT_MARGIN = 0.2
 """P's probability margin between first and second above which another first of Q is a confident flip."""
 
 _BLOCK_ROWS = 64
-_SCRATCH_ROWS = 8
 _LN2 = float(np.log(2.0))
 
 
@@ -124,19 +124,18 @@ _ARRAYS = tuple(field.name for field in fields(Divergence) if not field.name.end
 def compare(baseline: TopLogprobs, candidate: TopLogprobs) -> Divergence:
     """Compare row by row the distributions of one prompt's span (or of any aligned rows).
 
-    The widths K may differ. Rows are expected to have passed `guards.check_rows`; what would still make a number
-    meaningless raises InvalidAnswerError: zero positions, another number of positions, other reference tokens,
-    another vocabulary size, ids outside it, non-finite log-probabilities.
+    The widths K may differ. Rows are expected to have passed `guards.check_rows`; what would still make a
+    number meaningless raises InvalidAnswerError: zero positions, another number of positions, other reference
+    tokens, another vocabulary size, ids outside it, non-finite log-probabilities.
     """
     _check_comparable(baseline, candidate)
     p_ids, p_logprobs = _best_first(baseline)
     q_ids, q_logprobs = _best_first(candidate)
-    lookup = _Lookup(baseline.vocab_size)
+    lookup = Lookup(baseline.vocab_size)
+    spans = (slice(start, start + _BLOCK_ROWS) for start in range(0, baseline.positions, _BLOCK_ROWS))
     blocks = [
-        _compare_block(
-            p_ids[rows], p_logprobs[rows], q_ids[rows], q_logprobs[rows], baseline.vocab_size, lookup
-        )
-        for rows in (slice(i, i + _BLOCK_ROWS) for i in range(0, baseline.positions, _BLOCK_ROWS))
+        _compare_block((p_ids[span], p_logprobs[span]), (q_ids[span], q_logprobs[span]), lookup)
+        for span in spans
     ]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     p_chosen, q_chosen = chosen_logprobs(baseline), chosen_logprobs(candidate)
@@ -152,7 +151,7 @@ def compare(baseline: TopLogprobs, candidate: TopLogprobs) -> Divergence:
 
 
 def chosen_logprobs(rows: TopLogprobs) -> Float64:
-    """float64 [T]: the reference token's log-probability, from the top-K where the server did not say, else NaN."""
+    """float64 [T]: log-probability of `chosen_ids`, from the top-K where the server did not say, else NaN."""
     known = rows.chosen_logprobs.astype(np.float64)
     unknown = np.flatnonzero(np.isnan(known))
     if unknown.size:
@@ -162,9 +161,10 @@ def chosen_logprobs(rows: TopLogprobs) -> Float64:
 
 
 def _compare_block(
-    p_ids: Int32, p_logprobs: Float32, q_ids: Int32, q_logprobs: Float32, vocab_size: int, lookup: _Lookup
+    baseline: tuple[Int32, Float32], candidate: tuple[Int32, Float32], lookup: Lookup
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """All columns that need the top-K; inputs are [rows, K], best first."""
+    """All columns that need the top-K; inputs are ids and log-probabilities [rows, K], best first."""
+    (p_ids, p_logprobs), (q_ids, q_logprobs) = baseline, candidate
     log_p, log_q = p_logprobs.astype(np.float64), q_logprobs.astype(np.float64)
     p, q = np.exp(log_p), np.exp(log_q)
     place = lookup.find(p_ids, q_ids)
@@ -172,88 +172,93 @@ def _compare_block(
     # An absent id has place -1 and so takes the last, smallest entry: m_Q, the most it can have.
     log_q_at, q_at = np.take_along_axis(log_q, place, axis=1), np.take_along_axis(q, place, axis=1)
     p_shared, q_shared = np.where(shared, p, 0.0), np.where(shared, q_at, 0.0)
-
-    mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
-    mass_p_shared, mass_q_shared = p_shared.sum(axis=1), q_shared.sum(axis=1)
-    missing = mass_p - mass_p_shared
     log_ratio = log_p - log_q_at
-    shared_sum = _row_dot(p_shared, log_ratio)
-    priced_sum = _row_dot(p, log_ratio)
-    shared_count = shared.sum(axis=1)
-
-    rest_p = _unseen(mass_p_shared, vocab_size - shared_count)
-    rest_q = _unseen(mass_q_shared, vocab_size - shared_count)
-    unseen_p = _unseen(mass_p, vocab_size - p.shape[1])
-    unseen_q = _unseen(mass_q, vocab_size - q.shape[1])
-    bucket = np.maximum(shared_sum + _bucket_term(rest_p, rest_q), 0.0)
-    priced = priced_sum + _bucket_term(unseen_p, rest_q)
-
-    first_p, first_q = log_p == log_p[:, :1], log_q_at == log_q[:, :1]
-    agreement = (first_p & first_q & shared).any(axis=1)
-    margin = p[:, 0] - p[:, 1] if p.shape[1] > 1 else p[:, 0]
+    counts = _Counts(lookup.vocab_size, p.shape[1], q.shape[1], shared.sum(axis=1))
+    mass_p, mass_q, missing = p.sum(axis=1), q.sum(axis=1), np.where(shared, 0.0, p).sum(axis=1)
+    unseen = _unseen(mass_p, counts.hidden_p), _unseen(mass_q, counts.hidden_q)
+    rest = _unseen(p_shared.sum(axis=1), counts.rest), _unseen(q_shared.sum(axis=1), counts.rest)
+    shared_sum, priced_sum = _row_dot(p_shared, log_ratio), _row_dot(p, log_ratio)
+    bucket = np.maximum(shared_sum + _lump(rest[0], rest[1]), 0.0)
+    priced = priced_sum + _lump(unseen[0], rest[1])
+    log_q_only = log_q.sum(axis=1) - np.where(shared, log_q_at, 0.0).sum(axis=1)
+    agreement = (shared & (log_p == log_p[:, :1]) & (log_q_at == log_q[:, :1])).any(axis=1)
+    lead = p[:, 0] - p[:, 1] if p.shape[1] > 1 else p[:, 0]
     return {
         "kl": np.maximum(bucket, priced),
         "kl_bucket": bucket,
-        "kl_uniform": _kl_uniform(
-            priced_sum + missing * log_q[:, -1],
-            missing,
-            log_q.sum(axis=1) - np.where(shared, log_q_at, 0.0).sum(axis=1),
-            unseen_p,
-            unseen_q,
-            shared_count,
-            widths=(p.shape[1], q.shape[1]),
-            vocab_size=vocab_size,
-        ),
-        "js": _jensen_shannon((log_p, p), (log_q, q), (log_q_at, q_at), place, (rest_p, rest_q)),
+        "kl_uniform": _kl_uniform(priced_sum + missing * log_q[:, -1], missing, log_q_only, unseen, counts),
+        "js": _jensen_shannon((log_p, p), (log_q, q), (log_q_at, q_at), place, rest),
         "cosine": _row_dot(p, q_shared) / np.sqrt(_row_dot(p, p) * _row_dot(q, q)),
         "agreement": agreement,
-        "confident_flip": (margin > CONFIDENT_MARGIN) & ~agreement,
+        "confident_flip": (lead > CONFIDENT_MARGIN) & ~agreement,
         "captured_mass_baseline": mass_p,
         "captured_mass_candidate": mass_q,
         "missing_mass": missing,
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Numbers of ids. shared: int64 [rows], |S|."""
+
+    vocab: int
+    width_p: int
+    width_q: int
+    shared: Int64
+
+    @property
+    def hidden_p(self) -> int:
+        """Outside A."""
+        return self.vocab - self.width_p
+
+    @property
+    def hidden_q(self) -> int:
+        """Outside B."""
+        return self.vocab - self.width_q
+
+    @property
+    def rest(self) -> Int64:
+        """Outside S."""
+        return self.vocab - self.shared
+
+    @property
+    def only_q(self) -> Int64:
+        """In B - A."""
+        return self.width_q - self.shared
+
+
 def _unseen(mass: Float64, tokens: int | Int64) -> Float64:
-    """1 - mass, but never negative, and zero where no token is left to hold it."""
-    return np.where(np.asarray(tokens) > 0, np.maximum(1.0 - mass, 0.0), 0.0)
+    """1 - mass, never negative, and zero where no token is left to hold it."""
+    unseen: Float64 = np.where(np.asarray(tokens) > 0, np.maximum(1.0 - mass, 0.0), 0.0)
+    return unseen
 
 
-def _bucket_term(p: Float64, q: Float64) -> Float64:
-    """p ln(p / q) of two lumps; q is floored, so that rounding of q cannot raise the result."""
-    return p * np.log(np.maximum(p, np.finfo(np.float64).tiny) / np.maximum(q, MASS_FLOOR))
+def _lump(p: Float64, q: Float64) -> Float64:
+    """p ln(p / q) of two lumps of mass; q is floored, so that its rounding cannot raise the result."""
+    term: Float64 = p * np.log(np.maximum(p, np.finfo(np.float64).tiny) / np.maximum(q, MASS_FLOOR))
+    return term
 
 
 def _kl_uniform(
-    common: Float64,
-    missing: Float64,
-    log_q_only: Float64,
-    unseen_p: Float64,
-    unseen_q: Float64,
-    shared_count: Int64,
-    *,
-    widths: tuple[int, int],
-    vocab_size: int,
+    seen: Float64, missing: Float64, log_q_only: Float64, unseen: tuple[Float64, Float64], counts: _Counts
 ) -> Float64:
     """KL of the two distributions whose unseen mass is spread evenly over their unseen ids.
 
-    common: sum over S of p ln(p/q) plus sum over A - B of p ln p.
-    missing: P(A - B). log_q_only: sum over B - A of ln q.
+    seen: sum over S of p ln(p/q) plus sum over A - B of p ln p. missing: P(A - B).
+    log_q_only: sum over B - A of ln q. unseen: the masses of P outside A and of Q outside B.
     """
-    width_p, width_q = widths
-    hidden_p, hidden_q = max(vocab_size - width_p, 1), max(vocab_size - width_q, 1)
-    each_p = np.maximum(unseen_p, MASS_FLOOR) / hidden_p if width_p < vocab_size else np.zeros_like(unseen_p)
-    log_each_q = np.log(np.maximum(unseen_q, MASS_FLOOR) / hidden_q)
-    log_each_p = np.log(np.maximum(unseen_p, MASS_FLOOR) / hidden_p)
-    only_q = width_q - shared_count
-    neither = vocab_size - width_p - only_q
+    each_p = np.maximum(unseen[0], MASS_FLOOR) / max(counts.hidden_p, 1)
+    each_q = np.maximum(unseen[1], MASS_FLOOR) / max(counts.hidden_q, 1)
+    log_each_p, log_each_q = np.log(each_p), np.log(each_q)
+    neither = counts.hidden_p - counts.only_q
     total = (
-        common
+        seen
         - missing * log_each_q
-        + each_p * (only_q * log_each_p - log_q_only)
+        + each_p * (counts.only_q * log_each_p - log_q_only)
         + each_p * neither * (log_each_p - log_each_q)
     )
-    return np.maximum(total, 0.0)
+    clamped: Float64 = np.maximum(total, 0.0)
+    return clamped
 
 
 def _jensen_shannon(
@@ -265,64 +270,39 @@ def _jensen_shannon(
 ) -> Float64:
     """Lower bound of JS: terms over S plus the larger of one bucket for the rest, and A - B and B - A priced.
 
-    p, q: (logarithms, probabilities) of each side's top-K; q_at: the same of Q at the ids of A; rest: P and Q outside S.
-    A term grows as the smaller of its two probabilities shrinks, so an id outside the other top-K counts at the
-    most it can have there (or as equal, term zero, where that most is larger).
+    p, q: (logarithms, probabilities) of each side's top-K; q_at: those of Q at the ids of A; rest: the masses
+    outside S. A term grows as the smaller of its two probabilities shrinks, so an id outside the other top-K
+    counts at the most it can have there (or as equal, term zero, where that most is larger).
     """
     shared = place >= 0
-    capped = tuple(np.where(shared, at, np.minimum(at, own)) for at, own in zip(q_at, p, strict=True))
-    term = _js_term(p[0], p[1], capped[0], capped[1])
+    log_cap, cap = (np.where(shared, at, np.minimum(at, own)) for at, own in zip(q_at, p, strict=True))
+    term = _js_term(p[0], p[1], log_cap, cap)
     shared_sum = np.where(shared, term, 0.0).sum(axis=1)
-    in_both = np.zeros(place.shape[:1] + q[0].shape[1:], bool)
+    in_both = np.zeros(q[0].shape, bool)
     row, column = np.nonzero(shared)
     in_both[row, place[row, column]] = True
     row, column = np.nonzero(~in_both)
     log_q_only, q_only = q[0][row, column], q[1][row, column]
-    only_q = _js_term(
-        log_q_only, q_only, np.minimum(p[0][row, -1], log_q_only), np.minimum(p[1][row, -1], q_only)
-    )
-    priced = term.sum(axis=1) + np.bincount(row, weights=only_q, minlength=place.shape[0])
-    lumps = np.maximum(rest, MASS_FLOOR)
-    log_lumps = np.log(lumps)
-    bucket = shared_sum + _js_term(log_lumps[0], lumps[0], log_lumps[1], lumps[1])
-    return np.clip(np.maximum(priced, bucket), 0.0, _LN2)
+    log_most, most = np.minimum(p[0][row, -1], log_q_only), np.minimum(p[1][row, -1], q_only)
+    only_q = _js_term(log_q_only, q_only, log_most, most)
+    priced = term.sum(axis=1) + np.bincount(row, weights=only_q, minlength=q[0].shape[0])
+    lump_p, lump_q = (np.maximum(mass, MASS_FLOOR) for mass in rest)
+    bucket = shared_sum + _js_term(np.log(lump_p), lump_p, np.log(lump_q), lump_q)
+    bound: Float64 = np.clip(np.maximum(priced, bucket), 0.0, _LN2)
+    return bound
 
 
 def _js_term(log_a: Float64, a: Float64, log_b: Float64, b: Float64) -> Float64:
-    """(a ln(a/m) + b ln(b/m)) / 2 with m = (a + b)/2, exact for a = b and stable for tiny values."""
+    """(a ln(a/m) + b ln(b/m)) / 2 with m = (a + b)/2, zero for a = b and stable for tiny values."""
     gap = np.abs(log_a - log_b)
-    return 0.5 * ((a + b) * (_LN2 - np.log1p(np.exp(-gap))) - np.minimum(a, b) * gap)
+    term: Float64 = 0.5 * ((a + b) * (_LN2 - np.log1p(np.exp(-gap))) - np.minimum(a, b) * gap)
+    return term
 
 
 def _row_dot(x: Float64, y: Float64) -> Float64:
     """float64 [rows]: inner product of each row of x with the same row of y."""
-    return np.einsum("ij,ij->i", x, y)
-
-
-class _Lookup:
-    """Finds ids of one top-K in another through a dense table over the vocabulary.
-
-    Entries are stamped with a number that only grows, so the table never needs clearing.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._table = np.full(_SCRATCH_ROWS * vocab_size, -1, np.int64)
-        self._stamp = 0
-
-    def find(self, wanted: Int32, among: Int32) -> Int64:
-        """int64 [rows, K]: the column of `among` [rows, K'] that holds each id of `wanted` [rows, K], else -1."""
-        place = np.empty(wanted.shape, np.int64)
-        for start in range(0, wanted.shape[0], _SCRATCH_ROWS):
-            rows = slice(start, start + _SCRATCH_ROWS)
-            ids = among[rows]
-            offsets = np.arange(ids.shape[0])[:, None] * self._vocab_size
-            stamps = self._stamp + np.arange(ids.size).reshape(ids.shape)
-            self._table[ids + offsets] = stamps
-            found = self._table[wanted[rows] + offsets] - stamps[:, :1]
-            place[rows] = np.where(found >= 0, found, -1)
-            self._stamp += ids.size
-        return place
+    products: Float64 = np.einsum("ij,ij->i", x, y)
+    return products
 
 
 def _best_first(rows: TopLogprobs) -> tuple[Int32, Float32]:
@@ -352,8 +332,8 @@ def _check_comparable(baseline: TopLogprobs, candidate: TopLogprobs) -> None:
         )
     if baseline.vocab_size != candidate.vocab_size:
         raise InvalidAnswerError(
-            f"the candidate's vocabulary has {candidate.vocab_size} entries, the baseline's {baseline.vocab_size}; "
-            "only models with the same vocabulary can be compared"
+            f"the candidate's vocabulary has {candidate.vocab_size} entries, the baseline's "
+            f"{baseline.vocab_size}; only models with the same vocabulary can be compared"
         )
     other = np.flatnonzero(baseline.chosen_ids != candidate.chosen_ids)
     if other.size:
@@ -370,6 +350,7 @@ def _check_comparable(baseline: TopLogprobs, candidate: TopLogprobs) -> None:
             )
         low, high = int(rows.token_ids.min()), int(rows.token_ids.max())
         if low < 0 or high >= rows.vocab_size:
+            outside = low if low < 0 else high
             raise InvalidAnswerError(
-                f"the {name} names token id {low if low < 0 else high}, outside its vocabulary of {rows.vocab_size}"
+                f"the {name} names token id {outside}, outside its vocabulary of {rows.vocab_size}"
             )

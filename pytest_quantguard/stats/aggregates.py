@@ -1,7 +1,7 @@
 """How a column of per-position values becomes one number: mean, root mean square, quantile, extreme.
 
-Each aggregate can be taken plainly, or over many reweightings of whole clusters (prompts) at once, which is what
-the bootstrap needs. Nothing here knows what the values mean.
+Each aggregate can be taken plainly, or over many reweightings of whole clusters (prompts) at once, which is
+what the bootstrap needs. Nothing here knows what the values mean.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RootMeanSquare:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """The quantile with linear interpolation between order statistics (numpy's default, Hyndman and Fan's type 7)."""
+    """The quantile, interpolated between order statistics (numpy's default; Hyndman and Fan, type 7)."""
 
     probability: float
     label: str
