@@ -58,15 +58,19 @@ class Asker:
         """Empty the server's prefix cache."""
         self._client.flush_cache()
 
-    def ask(self, batch: Sequence[GenerateRequest]) -> list[Answer]:
-        """One HTTP request; as many answers as prompts, or `InvalidAnswerError`."""
+    def ask(self, batch: Sequence[GenerateRequest], *, asked: str, prompt_ids: Sequence[str]) -> list[Answer]:
+        """One HTTP request.
+
+        asked: what is measured, prompt_ids: the batch's prompts by name; an `InvalidAnswerError` of the
+            client, which knows neither, is raised again with both.
+        """
         start = time.perf_counter()
-        answers = self._client.generate(batch, top_logprobs=self.top_logprobs)
+        try:
+            answers = self._client.generate(batch, top_logprobs=self.top_logprobs)
+        except InvalidAnswerError as error:
+            named = ", ".join(f"{number} = {name}" for number, name in enumerate(prompt_ids))
+            raise InvalidAnswerError(f"{asked}: {error} (prompts of this batch: {named})") from error
         seconds = time.perf_counter() - start
-        if len(answers) != len(batch):
-            raise InvalidAnswerError(
-                f"The server answered {len(answers)} prompts where {len(batch)} were asked in one request."
-            )
         cost = self.cost
         self.cost = Cost(
             requests=cost.requests + 1,
@@ -109,28 +113,18 @@ def check_cache(
 
 
 def span_rows(prompt: PromptRecord, rows: TopLogprobs | None, *, asked: str) -> TopLogprobs:
-    """The rows of the prompt's scored span, which are the last ones of `rows`.
-
-    A server that ignores `logprob_start_len` answers more positions than were asked; the span is then still
-    its end, which the token ids prove. Raises `InvalidAnswerError` for too few rows or other tokens.
-    """
+    """`rows`, which must be those of the prompt's scored span; else `InvalidAnswerError`."""
     wanted = prompt.span_ids
-    if rows is None or rows.positions < wanted.size:
+    if rows is None or rows.positions != wanted.size:
         found = 0 if rows is None else rows.positions
         raise InvalidAnswerError(
             f"{asked}: prompt {prompt.id}: {wanted.size} positions were asked, {found} came back."
         )
-    spare = rows.positions - wanted.size
-    if spare:
-        rows = take_rows(rows, np.arange(spare, rows.positions))
     if not np.array_equal(rows.chosen_ids, wanted):
         position = int(np.flatnonzero(rows.chosen_ids != wanted)[0])
-        more = (
-            f" The server sent {spare} rows more than asked (it ignores logprob_start_len?)." if spare else ""
-        )
         raise InvalidAnswerError(
-            f"{asked}: prompt {prompt.id}, position {position} of its scored span: the row belongs to token "
-            f"{int(rows.chosen_ids[position])}, the baseline's token is {int(wanted[position])}.{more} "
+            f"{asked}: prompt {prompt.id}, position {position} of its scored span: the row belongs to "
+            f"token {int(rows.chosen_ids[position])}, the baseline's token is {int(wanted[position])}. "
             "The server scored another text than it was sent, or rows of another prompt came back."
         )
     return rows

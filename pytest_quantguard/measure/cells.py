@@ -97,19 +97,20 @@ def measure_cell(
             progress(f"{key}{' warm' if warm else ''}: batch {number} of {len(batches)}")
         members = [prompts[index] for index in batch]
         asker.flush()
+        asked = f"{key}, batch {number}"
         if warm:
-            _fill_cache(asker, members)
+            _fill_cache(asker, members, asked=asked)
         if key.phase == "prefill" or decode is None:
-            spans += _prefill(asker, members, warm=warm, asked=f"{key}, batch {number}")
+            spans += _prefill(asker, members, warm=warm, asked=asked)
         elif decode.mode == "forced":
-            spans += decode_forced(asker, members, warm=warm, asked=f"{key}, batch {number}")
+            spans += decode_forced(asker, members, warm=warm, asked=asked)
         else:
             spans += decode_resync(
                 asker,
                 members,
                 warm=warm,
                 context_length=decode.context_length,
-                asked=f"{key}, batch {number}",
+                asked=asked,
             )
     rows, notes = _uniform([span.rows for span in spans], asked=top_logprobs)
     if key.phase == "decode" and decode is not None and decode.note is not None:
@@ -144,7 +145,9 @@ def _prefill(asker: Asker, prompts: Sequence[PromptRecord], *, warm: bool, asked
         [
             GenerateRequest(input_ids=token_tuple(prompt.token_ids), logprob_start_len=prompt.span_start - 1)
             for prompt in prompts
-        ]
+        ],
+        asked=asked,
+        prompt_ids=[prompt.id for prompt in prompts],
     )
     check_cache(prompts, answers, warm=warm, asked=asked)
     return [
@@ -155,11 +158,13 @@ def _prefill(asker: Asker, prompts: Sequence[PromptRecord], *, warm: bool, asked
     ]
 
 
-def _fill_cache(asker: Asker, prompts: Sequence[PromptRecord]) -> None:
-    """Make the server keep the keys and values of every prompt up to its span, by the pass that a cold one
-    takes.
-    """
-    asker.ask([GenerateRequest(input_ids=token_tuple(prompt.prefix_ids)) for prompt in prompts])
+def _fill_cache(asker: Asker, prompts: Sequence[PromptRecord], *, asked: str) -> None:
+    """Make the server keep the keys and values of every prompt up to its span."""
+    asker.ask(
+        [GenerateRequest(input_ids=token_tuple(prompt.prefix_ids)) for prompt in prompts],
+        asked=f"{asked}, filling the prefix cache",
+        prompt_ids=[prompt.id for prompt in prompts],
+    )
 
 
 def _uniform(rows: Sequence[TopLogprobs], *, asked: int) -> tuple[tuple[TopLogprobs, ...], tuple[str, ...]]:

@@ -90,7 +90,9 @@ def decode_forced(
                 forced_ids=token_tuple(prompt.span_ids),
             )
             for prompt in prompts
-        ]
+        ],
+        asked=asked,
+        prompt_ids=[prompt.id for prompt in prompts],
     )
     check_cache(prompts, answers, warm=warm, asked=asked)
     spans = []
@@ -112,9 +114,12 @@ def decode_resync(
     whose span is measured already goes along from a point from which it generates as long as the others.
     """
     walks = [_Walk(prompt) for prompt in prompts]
+    ids = [prompt.id for prompt in prompts]
     first = True
     while steps := max(walk.remaining for walk in walks):
-        answers = asker.ask([walk.request(steps, context_length) for walk in walks])
+        answers = asker.ask(
+            [walk.request(steps, context_length) for walk in walks], asked=asked, prompt_ids=ids
+        )
         if first:
             check_cache(prompts, answers, warm=warm, asked=asked)
             first = False

@@ -12,6 +12,7 @@ from pytest_quantguard.errors import BaselineError, ConfigError, InvalidAnswerEr
 from pytest_quantguard.measure.cells import measure_cell
 from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
 from pytest_quantguard.serving.answers import Capabilities
+
 from .toy import VOCAB, ToyClient, ToyModel, toy_prompts
 
 WIDTH = 8
@@ -208,14 +209,6 @@ def test_cold_cells_refuse_the_cache(key: CellKey, choice: DecodeChoice) -> None
         measure_cell(client, prompts, key, top_logprobs=WIDTH, decode=choice)
 
 
-def test_a_server_that_ignores_the_start_is_understood() -> None:
-    prompts = toy_prompts(4, SPAN)
-    client = ToyClient(ignore_start=True)
-    assert_rows_are_right(measure_cell(client, prompts, PREFILL, top_logprobs=WIDTH), client.model, prompts)
-    with pytest.raises(InvalidAnswerError, match=r"sent \d+ rows more than asked"):
-        measure_cell(ToyClient(ignore_start=True, shift_chosen=True), prompts, PREFILL, top_logprobs=WIDTH)
-
-
 def test_a_server_that_caps_the_width_is_used_and_noted() -> None:
     prompts = toy_prompts(4, SPAN)
     client = ToyClient(most_logprobs=5)
@@ -238,13 +231,15 @@ def test_rows_of_other_tokens() -> None:
         measure_cell(ToyClient(shift_chosen=True), toy_prompts(2, SPAN), PREFILL, top_logprobs=WIDTH)
 
 
-def test_an_answer_too_few() -> None:
-    class Forgetful(ToyClient):
+def test_what_the_client_refuses_gets_a_place_and_names() -> None:
+    class Refusing(ToyClient):
         def generate(self, batch, *, top_logprobs=0):
-            return super().generate(batch, top_logprobs=top_logprobs)[1:]
+            if len(self.requests) == 1:
+                raise InvalidAnswerError("prompt 1 of a batch of 4: null in the middle")
+            return super().generate(batch, top_logprobs=top_logprobs)
 
-    with pytest.raises(InvalidAnswerError, match="answered 3 prompts where 4 were asked in one request"):
-        measure_cell(Forgetful(), toy_prompts(4, SPAN), PREFILL, top_logprobs=WIDTH)
+    with pytest.raises(InvalidAnswerError, match=r"prefill-bs4, batch 2: .*null in the middle \(.*1 = toy-5"):
+        measure_cell(Refusing(), toy_prompts(8, SPAN), PREFILL, top_logprobs=WIDTH)
 
 
 def test_vocabularies_that_differ_between_rows() -> None:

@@ -83,7 +83,6 @@ class ToyClient:
     radix_cache: bool = False
     flush_works: bool = True
     most_logprobs: int | None = None
-    ignore_start: bool = False
     drop_rows: int = 0
     shift_chosen: bool = False
     perturb: Callable[[Asked, np.ndarray], np.ndarray] | None = None
@@ -127,8 +126,7 @@ class ToyClient:
         call = len(self.requests)
         prompt = None
         if request.logprob_start_len is not None:
-            start = 0 if self.ignore_start else request.logprob_start_len
-            places = range(start + 1, len(tokens) - self.drop_rows)
+            places = range(request.logprob_start_len + 1, len(tokens) - self.drop_rows)
             made = [Asked("prefill", size, slot, cached, call, place) for place in places]
             prompt = self._rows(
                 [tokens[:place] for place in places], [tokens[p] for p in places], made, width

@@ -1,0 +1,281 @@
+"""Records a server: its greedy continuations and its cells, repeated so that its own noise is known.
+
+`capture` makes a baseline out of the reference; `accept` makes an accepted run out of a candidate's cells.
+What a recording looks like on disk is the business of `baseline`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+import pytest_quantguard
+from pytest_quantguard.baseline.manifest import (
+    Manifest,
+    ModelRecord,
+    ServerRecord,
+    SuiteRecord,
+    digest_prompts,
+)
+from pytest_quantguard.baseline.recording import Cell, CellKey, PromptRecord, Recording
+from pytest_quantguard.config import (
+    AttachServer,
+    EmulatorServer,
+    GateConfig,
+    ServerConfig,
+    SglangServer,
+    SuiteConfig,
+)
+from pytest_quantguard.errors import BaselineError, ConfigError
+from pytest_quantguard.measure.asking import narrow_rows
+from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_cell
+from pytest_quantguard.measure.comparison import noise_floor
+from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
+from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
+from pytest_quantguard.prompts.suite import PromptSuite
+from pytest_quantguard.serving.answers import Capabilities
+
+_SECRET = re.compile(r"key|token$|password|secret", re.IGNORECASE)
+
+
+class Server(Protocol):
+    """What measuring needs of a running server."""
+
+    @property
+    def client(self) -> CapturingClient: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+
+def capture(
+    server: Server, suite: PromptSuite, config: GateConfig, *, progress: Progress | None = None
+) -> Recording:
+    """Record the reference: continuations, then every cell of the suite `suite.repeats` times.
+
+    The first repeat is stored; the noise floor is the worst difference from it to the other repeats and to
+    the other batch sizes. Raises `BaselineError` for prompts that cannot be scored, `InvalidAnswerError`
+    for answers that cannot be used.
+    """
+    if config.reference is None:
+        raise ConfigError(f"{config.name}: there is no `reference` to capture a baseline from.")
+    asked = config.suite
+    decode = choose_decode(asked.decode_mode, server.capabilities)
+    prompts = continue_prompts(
+        server.client,
+        suite.prompts,
+        score_tokens=asked.score_tokens,
+        batch_size=max(asked.batch_sizes),
+        context_length=server.capabilities.context_length,
+        progress=progress,
+    )
+    recordings: dict[CellKey, list[Cell]] = {}
+    for repeat in range(1, asked.repeats + 1):
+        for key in cell_keys(asked):
+            measurement = measure_cell(
+                server.client,
+                prompts,
+                key,
+                top_logprobs=asked.top_logprobs,
+                decode=decode,
+                progress=_prefixed(progress, f"capture, repeat {repeat} of {asked.repeats}: "),
+            )
+            recordings.setdefault(key, []).append(measurement.cell)
+    recordings = _one_width(recordings)
+    return Recording(
+        manifest=_manifest(
+            "baseline",
+            config,
+            config.reference,
+            server.capabilities,
+            suite_digest=suite.digest,
+            prompts=prompts,
+            cells=[cells[0] for cells in recordings.values()],
+            decode=decode.mode,
+            repeats=asked.repeats,
+        ),
+        prompts=prompts,
+        cells={key: cells[0] for key, cells in recordings.items()},
+        noise_floor=noise_floor(recordings),
+    )
+
+
+def accept(
+    measurements: Sequence[CellMeasurement],
+    *,
+    config: GateConfig,
+    capabilities: Capabilities,
+    baseline: Recording,
+    repeats: Mapping[CellKey, Sequence[Cell]] | None = None,
+) -> Recording:
+    """An accepted run: the candidate's answers of this session as a recording that later runs are compared
+    with.
+
+    measurements: one for each cell of the suite. repeats: further answers of the same cells, if the
+        candidate's own jitter was measured. Its identity (model, quantization, KV cache, server version and
+        arguments) is in the manifest. Raises `BaselineError` where a cell of the suite was not measured.
+    """
+    cells = {measurement.key: measurement.cell for measurement in measurements if not measurement.warm}
+    missing = [str(key) for key in cell_keys(config.suite) if key not in cells]
+    if missing:
+        raise BaselineError(
+            f"{config.name}: this run cannot be accepted, it did not measure {', '.join(missing)}. Run "
+            "all accuracy tests of the config (no -k, no test ids) together with --quantguard-accept."
+        )
+    repeated = {key: [cells[key], *(repeats or {}).get(key, ())] for key in cell_keys(config.suite)}
+    repeated = _one_width(repeated)
+    modes = {measurement.mode for measurement in measurements if measurement.key.phase == "decode"}
+    return Recording(
+        manifest=_manifest(
+            "accepted",
+            config,
+            config.candidate,
+            capabilities,
+            suite_digest=baseline.manifest.suite.suite_digest,
+            prompts=baseline.prompts,
+            cells=[parts[0] for parts in repeated.values()],
+            decode=", ".join(sorted(modes)) or None,
+            repeats=max(len(parts) for parts in repeated.values()),
+        ),
+        prompts=baseline.prompts,
+        cells={key: parts[0] for key, parts in repeated.items()},
+        noise_floor=noise_floor(repeated),
+    )
+
+
+def measure_jitter(
+    server: Server,
+    prompts: Sequence[PromptRecord],
+    first: CellMeasurement,
+    *,
+    top_logprobs: int,
+    decode: DecodeChoice | None,
+    repeats: int,
+    progress: Progress | None = None,
+) -> tuple[CellMeasurement, ...]:
+    """The same cell again, until it was measured `repeats` times with `first`: the server's run-to-run
+    noise.
+    """
+    return tuple(
+        measure_cell(
+            server.client,
+            prompts,
+            first.key,
+            top_logprobs=top_logprobs,
+            decode=decode,
+            warm=first.warm,
+            progress=_prefixed(progress, f"repeat {repeat} of {repeats}: "),
+        )
+        for repeat in range(2, repeats + 1)
+    )
+
+
+def cell_keys(suite: SuiteConfig) -> tuple[CellKey, ...]:
+    """Every cell of a suite, in the order in which it is measured."""
+    return tuple(CellKey(phase, size) for phase in suite.phases for size in suite.batch_sizes)
+
+
+def _manifest(
+    kind: Literal["baseline", "accepted"],
+    config: GateConfig,
+    asked_of: ServerConfig,
+    capabilities: Capabilities,
+    *,
+    suite_digest: str,
+    prompts: Sequence[PromptRecord],
+    cells: Sequence[Cell],
+    decode: str | None,
+    repeats: int,
+) -> Manifest:
+    suite = config.suite
+    prompts_digest = digest_prompts(
+        [prompt.token_ids.tolist() for prompt in prompts], [prompt.prompt_tokens for prompt in prompts]
+    )
+    return Manifest(
+        kind=kind,
+        name=config.name,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        package_version=pytest_quantguard.__version__,
+        model=_describe_model(asked_of, capabilities, vocab_size=cells[0].rows[0].vocab_size),
+        suite=SuiteRecord(
+            prompts=suite.prompts,
+            suite_digest=suite_digest,
+            prompts_digest=prompts_digest,
+            prompt_count=len(prompts),
+            score_tokens=suite.score_tokens,
+            top_logprobs=suite.top_logprobs,
+            width=min(rows.width for cell in cells for rows in cell.rows),
+            batch_sizes=list(suite.batch_sizes),
+            phases=list(suite.phases),
+            decode_mode=decode if "decode" in suite.phases else None,
+        ),
+        server=_describe_server(asked_of, capabilities),
+        repeats=repeats,
+        environment={
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+        },
+    )
+
+
+def _describe_model(asked_of: ServerConfig, capabilities: Capabilities, *, vocab_size: int) -> ModelRecord:
+    """What the config names the model, completed by what the server says of it."""
+    quantization: str | dict[str, str] | None
+    if isinstance(asked_of, AttachServer):
+        path, quantization = capabilities.model_path or asked_of.url, capabilities.quantization
+        dtype, kv_cache_dtype, revision = capabilities.dtype, capabilities.kv_cache_dtype, None
+    else:
+        path, dtype, kv_cache_dtype = asked_of.model_path, asked_of.dtype, asked_of.kv_cache_dtype
+        quantization = asked_of.quantization
+        revision = asked_of.revision if isinstance(asked_of, SglangServer) else None
+    return ModelRecord(
+        model_path=path,
+        revision=revision,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        vocab_size=vocab_size,
+        tokenizer_digest=_digest_tokenizer(capabilities.model_path),
+    )
+
+
+def _digest_tokenizer(model_path: str | None) -> str | None:
+    """SHA-256 (hex) of the model folder's tokenizer.json, where the folder is on this machine."""
+    file = Path(model_path) / "tokenizer.json" if model_path else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+
+
+def _describe_server(asked_of: ServerConfig, capabilities: Capabilities) -> ServerRecord:
+    said = asdict(capabilities)
+    arguments: dict[str, Any] = said.pop("server_args")
+    return ServerRecord(
+        backend=asked_of.backend,
+        kind=capabilities.kind,
+        version=capabilities.version,
+        arguments={name: value for name, value in arguments.items() if not _SECRET.search(name)},
+        capabilities=said,
+        device=capabilities.device,
+        faults=list(asked_of.faults) if isinstance(asked_of, EmulatorServer) else [],
+    )
+
+
+def _one_width(recordings: Mapping[CellKey, Sequence[Cell]]) -> dict[CellKey, list[Cell]]:
+    """All rows at the width of the narrowest: a recording has one K."""
+    width = min(rows.width for cells in recordings.values() for cell in cells for rows in cell.rows)
+    return {
+        key: [replace(cell, rows=tuple(narrow_rows(rows, width) for rows in cell.rows)) for cell in cells]
+        for key, cells in recordings.items()
+    }
+
+
+def _prefixed(progress: Progress | None, prefix: str) -> Progress | None:
+    return None if progress is None else lambda line: progress(prefix + line)
