@@ -111,9 +111,8 @@ def _require_span(
     ]
     if short:
         most = min(start + end for start, end in lengths) - 1
-        what = f"lower it to {most} or " if most >= 1 else ""
         raise BaselineError(
-            f"suite.score_tokens is {score_tokens}, but the reference ended these prompts so early that "
-            f"they have fewer positions to score: {shorten(short)}. {what.capitalize()}replace them by "
-            "longer prompts."
+            f"suite.score_tokens is {score_tokens}, but the reference ended these prompts so early that they "
+            f"have fewer positions to score: {shorten(short)}. Lower it to {most} or replace them by longer "
+            "prompts."
         )
