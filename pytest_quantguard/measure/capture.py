@@ -6,32 +6,24 @@ What a recording looks like on disk is the business of `baseline`.
 
 from __future__ import annotations
 
-import hashlib
 import platform
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 import pytest_quantguard
 from pytest_quantguard.baseline.manifest import (
     Manifest,
-    ModelRecord,
-    ServerRecord,
     SuiteRecord,
     digest_prompts,
 )
 from pytest_quantguard.baseline.recording import Cell, CellKey, PromptRecord, Recording
 from pytest_quantguard.config import (
-    AttachServer,
-    EmulatorServer,
     GateConfig,
     ServerConfig,
-    SglangServer,
     SuiteConfig,
 )
 from pytest_quantguard.errors import BaselineError, ConfigError
@@ -40,10 +32,9 @@ from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_c
 from pytest_quantguard.measure.comparison import noise_floor
 from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
 from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
+from pytest_quantguard.measure.identity import describe_model, describe_server
 from pytest_quantguard.prompts.suite import PromptSuite
 from pytest_quantguard.serving.answers import Capabilities
-
-_SECRET = re.compile(r"key|token$|password|secret", re.IGNORECASE)
 
 
 class Server(Protocol):
@@ -204,7 +195,7 @@ def _manifest(
         name=config.name,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         package_version=pytest_quantguard.__version__,
-        model=_describe_model(asked_of, capabilities, vocab_size=cells[0].rows[0].vocab_size),
+        model=describe_model(asked_of, capabilities, vocab_size=cells[0].rows[0].vocab_size),
         suite=SuiteRecord(
             prompts=suite.prompts,
             suite_digest=suite_digest,
@@ -217,54 +208,13 @@ def _manifest(
             phases=list(suite.phases),
             decode_mode=decode if "decode" in suite.phases else None,
         ),
-        server=_describe_server(asked_of, capabilities),
+        server=describe_server(asked_of, capabilities),
         repeats=repeats,
         environment={
             "python": platform.python_version(),
             "numpy": np.__version__,
             "machine": platform.machine(),
         },
-    )
-
-
-def _describe_model(asked_of: ServerConfig, capabilities: Capabilities, *, vocab_size: int) -> ModelRecord:
-    """What the config names the model, completed by what the server says of it."""
-    quantization: str | dict[str, str] | None
-    if isinstance(asked_of, AttachServer):
-        path, quantization = capabilities.model_path or asked_of.url, capabilities.quantization
-        dtype, kv_cache_dtype, revision = capabilities.dtype, capabilities.kv_cache_dtype, None
-    else:
-        path, dtype, kv_cache_dtype = asked_of.model_path, asked_of.dtype, asked_of.kv_cache_dtype
-        quantization = asked_of.quantization
-        revision = asked_of.revision if isinstance(asked_of, SglangServer) else None
-    return ModelRecord(
-        model_path=path,
-        revision=revision,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        vocab_size=vocab_size,
-        tokenizer_digest=_digest_tokenizer(capabilities.model_path),
-    )
-
-
-def _digest_tokenizer(model_path: str | None) -> str | None:
-    """SHA-256 (hex) of the model folder's tokenizer.json, where the folder is on this machine."""
-    file = Path(model_path) / "tokenizer.json" if model_path else None
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
-
-
-def _describe_server(asked_of: ServerConfig, capabilities: Capabilities) -> ServerRecord:
-    said = asdict(capabilities)
-    arguments: dict[str, Any] = said.pop("server_args")
-    return ServerRecord(
-        backend=asked_of.backend,
-        kind=capabilities.kind,
-        version=capabilities.version,
-        arguments={name: value for name, value in arguments.items() if not _SECRET.search(name)},
-        capabilities=said,
-        device=capabilities.device,
-        faults=list(asked_of.faults) if isinstance(asked_of, EmulatorServer) else [],
     )
 
 

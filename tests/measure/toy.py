@@ -89,6 +89,7 @@ class ToyClient:
     vocab_size: int = VOCAB
     requests: list[list[GenerateRequest]] = field(default_factory=list)
     flushes: int = 0
+    calls_before: int = 0
     cache: set[tuple[int, ...]] = field(default_factory=set)
     texts: dict[str, list[int]] = field(default_factory=dict)
 
@@ -123,7 +124,7 @@ class ToyClient:
 
     def _answer(self, request: GenerateRequest, slot: int, size: int, cached: int, width: int) -> Answer:
         tokens = list(request.input_ids)
-        call = len(self.requests)
+        call = self.calls_before + len(self.requests)
         prompt = None
         if request.logprob_start_len is not None:
             places = range(request.logprob_start_len + 1, len(tokens) - self.drop_rows)
