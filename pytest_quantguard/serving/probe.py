@@ -1,0 +1,148 @@
+"""What a server says of itself: version, model, quantization, capabilities. Reads, never judges.
+
+Newer and older route names are tried; what a server does not say stays None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pytest_quantguard.errors import RequestRejectedError
+from pytest_quantguard.serving.answers import Capabilities, ForcedDecode
+from pytest_quantguard.serving.transport import Transport
+
+PROBE_TIMEOUT = 30.0
+NOT_ARGUMENTS = frozenset({"internal_states", "startup_time", "kv_events", "hicache_object_layout"})
+"""Parts of /server_info that are measurements of the running server, not its arguments."""
+
+
+def read_capabilities(transport: Transport) -> Capabilities:
+    """Ask /server_info, /model_info, /v1/models and /openapi.json. Raises ServerErrors where nothing
+    answers."""
+    info = _first_of(transport, "/server_info", "/get_server_info")
+    model = _first_of(transport, "/model_info", "/get_model_info")
+    if info is None and model is None:
+        raise RequestRejectedError(
+            f"{transport.url} answers neither /server_info nor /model_info, so it is no SGLang server; is "
+            "the url right?"
+        )
+    info, model = info or {}, model or {}
+    schema = _first_of(transport, "/openapi.json") or {}
+    emulator = info.get("quantguard_emulator")
+    model_path = _text(info.get("model_path") or model.get("model_path"))
+    config = model_config(model_path, _text(info.get("revision")))
+    return Capabilities(
+        kind="emulator" if isinstance(emulator, dict) else "sglang" if "version" in info else "unknown",
+        version=_text(emulator.get("version") if isinstance(emulator, dict) else info.get("version")),
+        model_path=model_path,
+        dtype=_text(info.get("dtype")),
+        quantization=_text(info.get("quantization")),
+        kv_cache_dtype=_text(info.get("kv_cache_dtype")),
+        vocab_size=_integer(info.get("vocab_size")) or _vocab_size(config),
+        context_length=_context_length(transport, info),
+        flat_logprobs="return_flat_raw_top_logprobs" in _generate_fields(schema) or bool(emulator),
+        forced_decode=_forced_decode(info, emulator),
+        deterministic=_boolean(info.get("enable_deterministic_inference")),
+        radix_cache=_negated(info.get("disable_radix_cache")),
+        chunked_prefill_size=_integer(info.get("chunked_prefill_size")),
+        device=_text(info.get("device")),
+        server_args={key: value for key, value in info.items() if key not in NOT_ARGUMENTS},
+    )
+
+
+def model_config(model_path: str | None, revision: str | None = None) -> Mapping[str, Any]:
+    """`config.json` of a model: of the folder, or of Hugging Face's cache on this machine; empty where
+    neither is."""
+    for path in _config_files(model_path, revision):
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def _config_files(model_path: str | None, revision: str | None) -> list[Path]:
+    if not model_path:
+        return []
+    folder = Path(model_path)
+    if folder.is_dir():
+        return [folder / "config.json"]
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = hub / f"models--{model_path.replace('/', '--')}" / "snapshots"
+    return sorted(snapshots.glob(f"{revision or '*'}/config.json"))
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int | None:
+    text_config = config.get("text_config")
+    nested = text_config if isinstance(text_config, dict) else {}
+    return _integer(config.get("vocab_size")) or _integer(nested.get("vocab_size"))
+
+
+def _context_length(transport: Transport, info: Mapping[str, Any]) -> int | None:
+    models = (_first_of(transport, "/v1/models") or {}).get("data")
+    listed = models[0].get("max_model_len") if isinstance(models, list) and models else None
+    return _integer(info.get("context_length")) or _integer(listed)
+
+
+def _forced_decode(info: Mapping[str, Any], emulator: Any) -> ForcedDecode | None:
+    if isinstance(emulator, dict):
+        return "emulator_field" if emulator.get("forced_output_ids") else None
+    # With speculative decoding a pass verifies several tokens, so that one forced token a pass is not
+    # defined.
+    if info.get("enable_custom_logit_processor") is True and not info.get("speculative_algorithm"):
+        return "custom_logit_processor"
+    return None
+
+
+def _generate_fields(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        fields = schema["components"]["schemas"]["GenerateReqInput"]["properties"]
+    except (KeyError, TypeError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _first_of(transport: Transport, *routes: str) -> dict[str, Any] | None:
+    """The JSON object of the first route that exists."""
+    for route in routes:
+        answer = transport.probe(route, timeout=PROBE_TIMEOUT)
+        if answer is None:
+            transport.get(route, timeout=PROBE_TIMEOUT)  # raises with the reason
+            continue
+        status, body = answer
+        if status in (404, 405):
+            continue
+        if status != 200:
+            transport.accept(status, body, route, f"GET {route}")
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _negated(value: Any) -> bool | None:
+    return not value if isinstance(value, bool) else None
