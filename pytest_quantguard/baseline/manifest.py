@@ -1,25 +1,47 @@
 """The description of a recording: who answered, what was asked, and which files hold the answers.
 
-It is the file `manifest.json` of a stored recording, readable in a diff. No secret belongs in it: server arguments
-come here masked.
+It is the file `manifest.json` of a stored recording, readable in a diff. No secret belongs in it: server
+arguments whose names say so are masked here once more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from pytest_quantguard.config import Phase
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
+MASK = "***"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256, in hexadecimal digits."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain name inside the recording's folder: no separators, no leading dot."""
+
+_SECRET = re.compile(
+    r"api[-_]?key|password|secret|credential|(auth|access|bearer|hf)[-_]?token", re.IGNORECASE
+)
+
+
+def mask_secrets(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which the values of keys that name a secret are replaced, at any depth."""
+    return {
+        key: MASK
+        if _SECRET.search(key) and value
+        else mask_secrets(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in arguments.items()
+    }
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(mask_secrets)]
 
 
 class _Record(BaseModel):
@@ -41,9 +63,9 @@ class ModelRecord(_Record):
 class SuiteRecord(_Record):
     """What was asked.
 
-    suite_digest: of the suite as written (texts and ids, before tokenization): `PromptSuite.digest`.
-    prompts_digest: of the token ids that were sent: `digest_prompts`.
-    top_logprobs: K as asked; `width` is what the server gave, and what is stored.
+    suite_digest: of the suite as written, before tokenization: `PromptSuite.digest`.
+    prompts_digest: of the token ids that were scored: `digest_prompts`.
+    top_logprobs: K as asked. width: the smallest K that a cell holds; less where the server capped it.
     """
 
     prompts: str
@@ -51,7 +73,7 @@ class SuiteRecord(_Record):
     prompts_digest: Digest
     prompt_count: int = Field(ge=1)
     score_tokens: int = Field(ge=1)
-    top_logprobs: int = Field(ge=2)
+    top_logprobs: int = Field(ge=1)
     width: int = Field(ge=1)
     batch_sizes: list[int]
     phases: list[Phase]
@@ -59,13 +81,13 @@ class SuiteRecord(_Record):
 
 
 class ServerRecord(_Record):
-    """The server that answered. `arguments` is what it said of itself, or its command's flags, without secrets."""
+    """The server that answered. arguments: what it said of itself, or its command's flags."""
 
     backend: str
     kind: str
     version: str | None = None
-    arguments: dict[str, Any] = {}
-    capabilities: dict[str, Any] = {}
+    arguments: Arguments = {}
+    capabilities: Arguments = {}
     device: str | None = None
     faults: list[str] = []
 
@@ -80,9 +102,9 @@ class FileRecord(_Record):
 class Manifest(_Record):
     """Everything about a recording but its prompts and log-probabilities.
 
-    files and noise_floor belong to the stored form: `write_recording` fills them in, `read_recording` checks them.
     created: UTC, ISO 8601. environment: names and versions of what the capture ran on, free in form.
-    baseline_digest: for an accepted run, the `prompts_digest` of the baseline that it is compared through.
+    noise_floor and files belong to the stored form: `write_recording` fills them in, `read_recording` checks
+    them.
     """
 
     format_version: Literal[1] = FORMAT_VERSION
@@ -94,26 +116,16 @@ class Manifest(_Record):
     suite: SuiteRecord
     server: ServerRecord
     repeats: int = Field(ge=1)
-    environment: dict[str, Any] = {}
+    environment: Arguments = {}
     noise_floor: dict[str, dict[str, float]] = {}
     files: dict[FileName, FileRecord] = {}
 
 
 def digest_prompts(token_ids: Sequence[Sequence[int]], prompt_tokens: Sequence[int]) -> str:
-    """SHA-256 (hex) of prompts as they are sent: the ids of the prompts proper, without continuations."""
-    return hashlib.sha256(
-        orjson.dumps(
-            [list(map(int, ids[:count])) for ids, count in zip(token_ids, prompt_tokens, strict=True)]
-        )
-    ).hexdigest()
+    """SHA-256 (hex) of what is scored: each prompt's ids with its continuation, and where the one becomes the
+    other.
 
-
-def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys; for comparisons that are read by people."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+    token_ids, prompt_tokens: those of the `PromptRecord`s, in order.
+    """
+    content = [[int(count), list(map(int, ids))] for ids, count in zip(token_ids, prompt_tokens, strict=True)]
+    return hashlib.sha256(orjson.dumps(content)).hexdigest()

@@ -1,7 +1,7 @@
 """What is stored of a server: prompts, and its top log-probabilities for each phase and batch size.
 
-A *baseline* is the recording of the BF16 reference, an *accepted run* that of a quantized candidate. Both have the
-same form, so that one codec, one store and one set of rules serve them.
+A *baseline* is the recording of the BF16 reference, an *accepted run* that of a quantized candidate. Both
+have the same form, so that one codec, one store and one set of rules serve them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ NoiseFloor = Mapping[CellKey, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A whole recording in memory. `manifest` describes it; what only a stored one has is filled in by the store."""
+    """A whole recording in memory. What only a stored manifest has is filled in by the store."""
 
     manifest: Manifest
     prompts: tuple[PromptRecord, ...]

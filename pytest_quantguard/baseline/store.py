@@ -1,9 +1,9 @@
 """A recording on disk: a folder that appears whole or not at all, and that is checked on every reading.
 
-`manifest.json` names the data files and their SHA-256. Data files are named after their content and written first;
-replacing the manifest is the one step that makes a new recording visible, so a reader sees the old one or the new
-one, also while several processes write, and a full disk leaves the old one as it was. How log-probabilities become
-bytes is the codec's business.
+`manifest.json` names the data files and their SHA-256. Data files are named after their content and written
+first; replacing the manifest is the one step that makes a new recording visible, so a reader sees the old one
+or the new one, also while several processes write, and a full disk leaves the old one as it was. How
+log-probabilities become bytes is the codec's business.
 """
 
 from __future__ import annotations
@@ -14,23 +14,39 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_quantguard.baseline.codec import decode_cells, encode_cells
-from pytest_quantguard.baseline.manifest import FORMAT_VERSION, FileRecord, Manifest, digest_prompts
+from pytest_quantguard.baseline.manifest import (
+    FORMAT_VERSION,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    digest_prompts,
+)
 from pytest_quantguard.baseline.recording import CellKey, PromptRecord, Recording
 from pytest_quantguard.errors import BaselineError
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
-MAX_DATA_BYTES = 8 << 30
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
-_OURS = re.compile(r"(data-[0-9a-f]{16}\.qglp|prompts-[0-9a-f]{16}\.json|\.tmp-[A-Za-z0-9_]+)")
+READING_TRIES = 5
+
+_NAME = re.compile(r"[a-z]+-[0-9a-f]{16}\.(json|qglp)")
+_TEMPORARY = ".tmp-"
+_CAPTURE = "Record one with: quantguard capture CONFIG"
+_MEND = (
+    "Restore the folder from version control, or record it anew with: quantguard capture CONFIG "
+    "(an accepted run: quantguard accept CONFIG)."
+)
+
+T = TypeVar("T")
 
 
 class _StoredPrompt(BaseModel):
@@ -46,33 +62,25 @@ _PROMPTS = TypeAdapter(list[_StoredPrompt])
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Store `recording` as the folder `path`, in place of what was there.
+    """Store `recording` as the folder `path`, in place of the recording and attachments that were there.
 
-    Raises BaselineError where the folder cannot be written; what was there before is then still whole.
+    Raises BaselineError where the folder cannot be written; what was there before is then still whole. Raises
+    ValueError for a recording that contradicts itself.
     """
     _refuse_file(path)
     contents = {
-        "prompts-{}.json": _dump_prompts(recording.prompts),
-        "data-{}.qglp": encode_cells(recording.cells, recording.prompts),
+        _name("prompts", content := _dump_prompts(recording.prompts), "json"): content,
+        _name("data", content := encode_cells(recording.cells, recording.prompts), "qglp"): content,
     }
-    named = {name.format(_sha256(content)[:16]): content for name, content in contents.items()}
     manifest = recording.manifest.model_copy(
         update={
             "noise_floor": {str(key): dict(values) for key, values in recording.noise_floor.items()},
-            "files": {
-                name: FileRecord(sha256=_sha256(content), size=len(content))
-                for name, content in named.items()
-            },
+            "files": {name: _describe(content) for name, content in contents.items()},
         }
     )
     _check_manifest(manifest, recording)
-    try:
-        _write_folder(path, named, manifest)
-    except OSError as error:
-        raise BaselineError(
-            f"The recording could not be written to {path}: {error.strerror or error}. "
-            "What was stored there before is unchanged. Free space or permissions there, then capture again."
-        ) from error
+    with _explained(path):
+        _write_folder(path, contents, lambda: manifest)
 
 
 def read_recording(path: Path) -> Recording:
@@ -80,30 +88,21 @@ def read_recording(path: Path) -> Recording:
 
     Raises BaselineError that says what is wrong and how to mend it.
     """
-    manifest = read_manifest(path)
-    try:
-        files = _read_files(path, manifest)
-    except FileNotFoundError:
-        # A writer may have replaced the recording since the manifest was read.
-        manifest = read_manifest(path)
-        try:
-            files = _read_files(path, manifest)
-        except FileNotFoundError as error:
-            raise BaselineError(
-                f"{error.filename} is missing, though {path / MANIFEST} names it. {_MEND}"
-            ) from error
+    manifest, files = _read_consistently(
+        path, lambda manifest: (manifest, {name: _read_file(path, manifest, name) for name in manifest.files})
+    )
     prompts = _load_prompts(path, _only(path, files, "prompts-"))
     try:
         cells = decode_cells(_only(path, files, "data-"), prompts)
     except BaselineError as error:
         raise BaselineError(f"{path}: {error} {_MEND}") from error
-    names = {str(key): key for key in cells}
-    unknown = sorted(manifest.noise_floor.keys() - names.keys())
+    keys = {str(key): key for key in cells}
+    unknown = sorted(manifest.noise_floor.keys() - keys.keys())
     if unknown:
         raise BaselineError(
             f"{path / MANIFEST} has a noise floor of {unknown[0]}, which was not recorded. {_MEND}"
         )
-    floor = {names[name]: values for name, values in manifest.noise_floor.items()}
+    floor = {keys[name]: values for name, values in manifest.noise_floor.items()}
     recording = Recording(manifest, prompts, cells, floor)
     try:
         _check_manifest(manifest, recording)
@@ -119,40 +118,101 @@ def read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise BaselineError(f"There is no recording at {path}. {_CAPTURE}")
     try:
-        if file.stat().st_size > MAX_MANIFEST_BYTES:
-            raise BaselineError(
-                f"{file} is larger than {MAX_MANIFEST_BYTES >> 20} MiB: it is no manifest. {_MEND}"
-            )
-        raw = file.read_bytes()
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError as error:
         raise BaselineError(
-            f"{path} is a folder without {MANIFEST}: no recording, or one whose capture was interrupted. {_CAPTURE}"
+            f"{path} has no {MANIFEST}: it is no recording, or its capture was interrupted. {_CAPTURE}"
         ) from error
     except OSError as error:
         raise BaselineError(f"{file} cannot be read: {error.strerror or error}.") from error
     return _parse_manifest(file, raw)
 
 
-_CAPTURE = "Record one with: quantguard capture CONFIG (or pytest --quantguard-config=CONFIG --quantguard-update-baseline)."
-_MEND = (
-    "Restore the folder from version control, or record it anew with: quantguard capture CONFIG "
-    "(for an accepted run: quantguard accept CONFIG)."
-)
+def write_attachment(path: Path, name: str, content: bytes) -> None:
+    """Add JSON, or JSON lines, to the recording at `path`, in place of what had this name; checked like all
+    else.
+
+    name: lower-case letters, other than "data" and "prompts". A new recording removes its attachments: they
+    belong to the old one. Raises BaselineError.
+    """
+    file_name = _name(name, content, "json")
+    if not _NAME.fullmatch(file_name) or name in ("data", "prompts"):
+        raise ValueError(f"{name!r} cannot be the name of an attachment")
+    read_manifest(path)
+
+    def updated() -> Manifest:
+        manifest = read_manifest(path)
+        others = {key: record for key, record in manifest.files.items() if not key.startswith(f"{name}-")}
+        return manifest.model_copy(update={"files": {**others, file_name: _describe(content)}})
+
+    with _explained(path):
+        _write_folder(path, {file_name: content}, updated)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
+def read_attachment(path: Path, name: str) -> bytes | None:
+    """What `write_attachment` stored under `name`, its digest checked; None where there is none."""
+
+    def read(manifest: Manifest) -> bytes | None:
+        names = [key for key in manifest.files if key.startswith(f"{name}-")]
+        return _read_file(path, manifest, names[0]) if names else None
+
+    return _read_consistently(path, read)
+
+
+def accepted_path(baseline: Path, candidate: ModelRecord) -> Path:
+    """Where the accepted run of `candidate` lies beside its baseline.
+
+    Models that differ in path, revision, dtype, quantization or KV cache have places of their own; another
+    server version or device has not, since drift across them is what one wants to see.
+    """
+    identity = candidate.model_dump_json(
+        include={"model_path", "revision", "dtype", "quantization", "kv_cache_dtype"}
+    )
+    scheme = candidate.quantization if isinstance(candidate.quantization, str) else "mixed"
+    words = [
+        candidate.model_path.rstrip("/").rsplit("/", 1)[-1],
+        scheme if candidate.quantization else "",
+        candidate.kv_cache_dtype or "",
+    ]
+    label = "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words if word)
+    return baseline / "accepted" / f"{label[:80]}-{_sha256(identity.encode())[:8]}"
+
+
+# --- reading ---
+
+
+def _read_consistently(path: Path, read: Callable[[Manifest], T]) -> T:
+    """Read files that one and the same manifest names, although a writer may replace them meanwhile."""
+    for _ in range(READING_TRIES - 1):
+        manifest = read_manifest(path)
+        try:
+            return read(manifest)
+        except FileNotFoundError:
+            continue
+    try:
+        return read(read_manifest(path))
+    except FileNotFoundError as error:
+        raise BaselineError(
+            f"{error.filename} is missing, though {path / MANIFEST} names it. {_MEND}"
+        ) from error
 
 
 def _refuse_file(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise BaselineError(
-            f"{path} is a file, but a recording is a folder. Point the config's `baseline` to a folder, or move the file away."
+            f"{path} is a file, but a recording is a folder. "
+            "Let the config's `baseline` name a folder, or move the file away."
         )
 
 
 def _parse_manifest(file: Path, raw: bytes) -> Manifest:
     if raw.startswith(LFS_MARK):
         raise BaselineError(_explain_lfs(file))
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise BaselineError(
+            f"{file} is larger than {MAX_MANIFEST_BYTES >> 20} MiB: it is no manifest. {_MEND}"
+        )
     try:
         loaded = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -161,7 +221,7 @@ def _parse_manifest(file: Path, raw: bytes) -> Manifest:
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise BaselineError(
             f"{file} has format version {version}; this pytest-quantguard reads up to {FORMAT_VERSION}. "
-            "It was written by a newer version: upgrade with pip install -U pytest-quantguard, or capture it anew."
+            "A newer version wrote it: upgrade with pip install -U pytest-quantguard, or capture it anew."
         )
     try:
         return Manifest.model_validate(loaded)
@@ -173,32 +233,34 @@ def _parse_manifest(file: Path, raw: bytes) -> Manifest:
 
 def _explain_lfs(file: Path) -> str:
     return (
-        f"{file} is a Git LFS pointer, not the data itself. Fetch it with: git lfs pull "
+        f"{file} is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull "
         "(in GitHub Actions: actions/checkout with `lfs: true`)."
     )
 
 
-def _read_files(path: Path, manifest: Manifest) -> dict[str, bytes]:
-    contents = {}
-    for name, record in manifest.files.items():
-        file = path / name
-        size = file.stat().st_size
-        if size != record.size or size > MAX_DATA_BYTES:
-            with file.open("rb") as stream:
-                if stream.read(len(LFS_MARK)) == LFS_MARK:
-                    raise BaselineError(_explain_lfs(file))
-            raise BaselineError(f"{file} is damaged: {record.size} bytes expected, {size} found. {_MEND}")
-        content = file.read_bytes()
-        found = _sha256(content)
-        if found != record.sha256:
-            raise BaselineError(
-                f"{file} is damaged: SHA-256 {record.sha256} expected, {found} found. {_MEND}"
-            )
-        contents[name] = content
-    return contents
+def _read_file(path: Path, manifest: Manifest, name: str) -> bytes:
+    """A data file whose size and SHA-256 are the manifest's. Raises FileNotFoundError, BaselineError."""
+    file, record = path / name, manifest.files[name]
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(record.size + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BaselineError(f"{file} cannot be read: {error.strerror or error}.") from error
+    if content.startswith(LFS_MARK):
+        raise BaselineError(_explain_lfs(file))
+    if len(content) != record.size:
+        found = "more" if len(content) > record.size else f"{len(content)}"
+        raise BaselineError(f"{file} is damaged: {record.size} bytes expected, {found} found. {_MEND}")
+    if _sha256(content) != record.sha256:
+        raise BaselineError(
+            f"{file} is damaged: SHA-256 {record.sha256} expected, {_sha256(content)} found. {_MEND}"
+        )
+    return content
 
 
-def _only(path: Path, files: dict[str, bytes], prefix: str) -> bytes:
+def _only(path: Path, files: Mapping[str, bytes], prefix: str) -> bytes:
     matching = [content for name, content in files.items() if name.startswith(prefix)]
     if len(matching) != 1:
         raise BaselineError(f"{path / MANIFEST} names {len(matching)} files {prefix}*, expected one. {_MEND}")
@@ -207,16 +269,15 @@ def _only(path: Path, files: dict[str, bytes], prefix: str) -> bytes:
 
 def _load_prompts(path: Path, raw: bytes) -> tuple[PromptRecord, ...]:
     try:
-        stored = _PROMPTS.validate_json(raw)
         return tuple(
             PromptRecord(
-                prompt.id,
-                prompt.task,
-                np.array(prompt.token_ids, dtype=np.int32),
-                prompt.prompt_tokens,
-                prompt.span_start,
+                id=prompt.id,
+                task=prompt.task,
+                token_ids=np.array(prompt.token_ids, dtype=np.int32),
+                prompt_tokens=prompt.prompt_tokens,
+                span_start=prompt.span_start,
             )
-            for prompt in stored
+            for prompt in _PROMPTS.validate_json(raw)
         )
     except (ValidationError, OverflowError) as error:
         raise BaselineError(
@@ -226,27 +287,24 @@ def _load_prompts(path: Path, raw: bytes) -> tuple[PromptRecord, ...]:
 
 def _check_manifest(manifest: Manifest, recording: Recording) -> None:
     """Raise ValueError where the manifest says something else than the data."""
-    prompts, suite = recording.prompts, manifest.suite
+    prompts, cells, suite = recording.prompts, recording.cells, manifest.suite
     for prompt in prompts:
-        if not 1 <= prompt.span_start < len(prompt.token_ids) or not 1 <= prompt.prompt_tokens <= len(
-            prompt.token_ids
-        ):
-            raise ValueError(
-                f"prompt {prompt.id}: its span or length lies outside its {len(prompt.token_ids)} tokens"
-            )
-    digest = digest_prompts(
-        [prompt.token_ids.tolist() for prompt in prompts], [p.prompt_tokens for p in prompts]
-    )
-    rows = next(iter(recording.cells.values())).rows[0]
-    wanted = {CellKey(phase, size) for phase in suite.phases for size in suite.batch_sizes}
-    stated = {
+        length = len(prompt.token_ids)
+        if not 1 <= prompt.span_start < length or not 1 <= prompt.prompt_tokens <= length:
+            raise ValueError(f"prompt {prompt.id}: its span or length lies outside its {length} tokens")
+    rows = [rows for cell in cells.values() for rows in cell.rows]
+    ids = [prompt.token_ids.tolist() for prompt in prompts]
+    stated: dict[str, tuple[object, object]] = {
         "suite.prompt_count": (suite.prompt_count, len(prompts)),
-        "suite.prompts_digest": (suite.prompts_digest, digest),
-        "suite.width": (suite.width, rows.width),
-        "model.vocab_size": (manifest.model.vocab_size, rows.vocab_size),
+        "suite.prompts_digest": (
+            suite.prompts_digest,
+            digest_prompts(ids, [prompt.prompt_tokens for prompt in prompts]),
+        ),
+        "suite.width": (suite.width, min(row.width for row in rows)),
+        "model.vocab_size": (manifest.model.vocab_size, rows[0].vocab_size),
         "suite.phases x suite.batch_sizes": (
-            sorted(map(str, wanted)),
-            sorted(map(str, recording.cells)),
+            sorted({str(CellKey(phase, size)) for phase in suite.phases for size in suite.batch_sizes}),
+            sorted(map(str, cells)),
         ),
     }
     for key, (expected, found) in stated.items():
@@ -254,7 +312,7 @@ def _check_manifest(manifest: Manifest, recording: Recording) -> None:
             raise ValueError(f"{key} is {expected}, the data has {found}")
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 def _dump_prompts(prompts: Sequence[PromptRecord]) -> bytes:
@@ -274,58 +332,85 @@ def _dump_prompts(prompts: Sequence[PromptRecord]) -> bytes:
     return b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
-def _write_folder(path: Path, named: dict[str, bytes], manifest: Manifest) -> None:
+def _name(kind: str, content: bytes, suffix: str) -> str:
+    return f"{kind}-{_sha256(content)[:16]}.{suffix}"
+
+
+def _describe(content: bytes) -> FileRecord:
+    return FileRecord(sha256=_sha256(content), size=len(content))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BaselineError(
+            f"The recording could not be written to {path}: {error.strerror or error}. What was stored there "
+            "before is unchanged. Make room or give permission there, then repeat the command."
+        ) from error
+
+
+def _write_folder(path: Path, contents: Mapping[str, bytes], manifest: Callable[[], Manifest]) -> None:
+    """Write data files, then the manifest, then remove what the manifest does not name.
+
+    manifest: called when no other writer is at work.
+    """
     created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     try:
         with _locked(path) as alone:
-            for name, content in named.items():
+            for name, content in contents.items():
                 _write_file(path / name, content)
-            _write_file(path / MANIFEST, _dump_manifest(manifest))
+            written = manifest()
+            _write_file(path / MANIFEST, _dump_manifest(written))
             if alone:
-                _remove_stale(path, manifest)
-    except OSError:
+                _remove_stale(path, written)
+    except BaseException:
         if created:
-            _undo(path, named)
+            _undo(path, contents)
         raise
 
 
-def _undo(path: Path, named: dict[str, bytes]) -> None:
-    """Take back a new folder that could not be completed; one that another process completed meanwhile stays."""
+def _undo(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Take back a new folder that could not be completed, unless another process completed it meanwhile."""
     if (path / MANIFEST).exists():
         return
     with contextlib.suppress(OSError):
-        for name in named:
+        for name in contents:
             (path / name).unlink(missing_ok=True)
         path.rmdir()
 
 
 def _dump_manifest(manifest: Manifest) -> bytes:
-    return orjson.dumps(
-        manifest.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    )
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(manifest.model_dump(mode="json"), option=options)
 
 
 def _write_file(file: Path, content: bytes) -> None:
-    """Write under a temporary name, to the disk, then rename."""
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".tmp-")
+    """Write under a temporary name, down to the disk, then rename."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=_TEMPORARY)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(file)
+        # mkstemp makes files private; a recording is shared like any other file in a repository.
+        temporary.chmod(0o644)
+        temporary.replace(file)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """One writer at a time. Yields False on file systems without locks, where stale files are then left alone."""
+    """One writer at a time. Yields False on a file system without locks: stale files are then left alone."""
     folder = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -339,11 +424,8 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _remove_stale(path: Path, manifest: Manifest) -> None:
-    """Remove files of earlier recordings, and those of writers that died; only files that we named ourselves."""
+    """Remove files of earlier recordings and of writers that died; only names that we give ourselves."""
     for file in path.iterdir():
-        if _OURS.fullmatch(file.name) and file.name not in manifest.files:
+        ours = _NAME.fullmatch(file.name) or file.name.startswith(_TEMPORARY)
+        if ours and file.name not in manifest.files:
             file.unlink(missing_ok=True)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

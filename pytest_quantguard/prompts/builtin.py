@@ -1,7 +1,7 @@
 """The built-in suite: seeded prompts of many kinds, short to long.
 
-The texts are our own; they are asked as plain text, without a chat template, since log-probabilities of any natural
-text show a numeric fault. Two things vary on purpose: the kind of text and the length.
+The texts are our own; they are asked as plain text, without a chat template, since log-probabilities of any
+natural text show a numeric fault. Two things vary on purpose: the kind of text and the length.
 """
 
 from __future__ import annotations

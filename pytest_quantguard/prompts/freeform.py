@@ -1,7 +1,7 @@
 """Free-form texts: code, prose, dialogue, Chinese and mathematics, from templates of our own.
 
-They have no right answer; they are there to be continued. Every maker takes a random generator and an approximate
-length in tokens, and returns a text that stops in the middle of something.
+They have no right answer; they are there to be continued. Every maker takes a random generator and an
+approximate length in tokens, and returns a text that stops in the middle of something.
 """
 
 from __future__ import annotations

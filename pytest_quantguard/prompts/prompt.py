@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Prompt:
     """What is asked, and by what the answer is judged.
 
-    Exactly one of `text` and `token_ids` is given. gold: what a right answer holds; its meaning is the task's. Empty
-    for free-form prompts, which are compared but never scored.
+    Exactly one of `text` and `token_ids` is given. gold: what a right answer holds; its meaning is the
+    task's. Empty for free-form prompts, which are compared but never scored.
     """
 
     id: str

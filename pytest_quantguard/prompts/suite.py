@@ -29,7 +29,8 @@ class PromptSuite:
     """Prompts in the order in which they are asked.
 
     name: "builtin" or the file's path as the config writes it.
-    digest: SHA-256 (hex) of all ids, tasks, texts and token ids in order; it changes if anything asked changes.
+    digest: SHA-256 (hex) of all ids, tasks, texts and token ids in order; it changes if anything asked
+    changes.
     """
 
     name: str
@@ -72,8 +73,8 @@ def digest_suite(prompts: tuple[Prompt, ...]) -> str:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Prompts of a JSONL file: objects with `text`, `prompt` or `question`, or with `token_ids`; and, if wished, `id`,
-    `task` and `gold`.
+    """Prompts of a JSONL file: objects with `text`, `prompt` or `question`, or with `token_ids`; and, if
+    wished, `id`, `task` and `gold`.
 
     Raises ConfigError naming every bad line (the first ten).
     """
