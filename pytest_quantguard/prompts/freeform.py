@@ -66,7 +66,8 @@ def code(rng: random.Random, tokens: int) -> str:
         f"    return sum({noun}.{field} for {noun} in {noun}s)\n",
         f"def filter_{noun}s({noun}s, limit={limit}):\n"
         f"    result = []\n    for {noun} in {noun}s:\n"
-        f"        if {noun}.{field} > limit:\n            continue\n        result.append({noun})\n    return result\n",
+        f"        if {noun}.{field} > limit:\n            continue\n"
+        f"        result.append({noun})\n    return result\n",
         f"class {noun.title()}Store:\n    def __init__(self, path):\n        self.path = path\n"
         f"        self.{noun}s = {{}}\n\n    def add(self, key, {noun}):\n        if key in self.{noun}s:\n"
         f'            raise KeyError(f"{noun} {{key}} exists")\n        self.{noun}s[key] = {noun}\n',

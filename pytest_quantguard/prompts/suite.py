@@ -108,7 +108,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 _FORMAT = (
-    'Each line is a JSON object such as {"id": "a1", "task": "qa", "text": "..."} or {"token_ids": [1, 2, 3]}; '
+    'Each line is a JSON object such as {"id": "a1", "task": "qa", "text": "..."} or {"token_ids": [1, 2]}; '
     "`id` and `task` may be left out."
 )
 
