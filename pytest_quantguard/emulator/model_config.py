@@ -1,4 +1,5 @@
-"""What `config.json` of a Hugging Face folder says about a model, checked and in one shape for all architectures."""
+"""What `config.json` of a Hugging Face folder says about a model, checked and in one shape for all
+architectures."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ class RopeScaling:
 class ModelConfig:
     """Shapes and constants of a model; names as in Hugging Face configs.
 
-    attention_bias: q, k and v projections have biases. qk_norm: RMSNorm over each head of q and k before the rotary
-    embedding. max_position_embeddings: the context length, not above a sliding window (inside which attention is
-    the full one).
+    attention_bias: q, k and v projections have biases. qk_norm: RMSNorm over each head of q and k before the
+    rotary embedding. max_position_embeddings: the context length, not above a sliding window (inside which
+    attention is the full one).
     """
 
     architecture: str
@@ -61,8 +62,8 @@ class ModelConfig:
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read `config.json` and, for the end-of-sequence tokens, `generation_config.json`.
 
-        Raises ModelError naming the file and key for a missing file, an architecture that is not supported, and a
-        value that no such model can have.
+        Raises ModelError naming the file and key for a missing file, an architecture that is not supported,
+        and a value that no such model can have.
         """
         raw = read_json(folder, "config.json")
         reader = _Reader(raw, folder / "config.json")
@@ -102,8 +103,8 @@ class ModelConfig:
     def rotary_inverse_frequencies(self) -> npt.NDArray[np.float32]:
         """float32 [head_dim / 2]: radians per position of each pair of a head's elements.
 
-        llama3: as in Llama 3.1's model card: wavelengths above original / low_freq_factor are stretched by `factor`,
-        those below original / high_freq_factor are kept, and those between are interpolated.
+        llama3: as in Llama 3.1's model card: wavelengths above original / low_freq_factor are stretched by
+        `factor`, those below original / high_freq_factor are kept, and those between are interpolated.
         """
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
         frequencies = 1.0 / self.rope_theta**exponents

@@ -35,12 +35,12 @@ def plan_quantization(
 ) -> QuantizationPlan:
     """Choose the format of every linear layer in `modules` (names as in Hugging Face, without ".weight").
 
-    quantization: None for none; a format's name for all layers but `lm_head`; or patterns in order, shell-style
-    (`*` also spans dots), of which the last that matches a module decides. A module that no pattern matches stays
-    unquantized. The key `kv_cache` sets the cache's format.
+    quantization: None for none; a format's name for all layers but `lm_head`; or patterns in order,
+    shell-style (`*` also spans dots), of which the last that matches a module decides. A module that no
+    pattern matches stays unquantized. The key `kv_cache` sets the cache's format.
 
-    Raises ConfigError for an unknown format, a pattern that matches no module, and one that later patterns override
-    for all its modules.
+    Raises ConfigError for an unknown format, a pattern that matches no module, and one that later patterns
+    override for all its modules.
     """
     if quantization is None or isinstance(quantization, str):
         name = quantization or "bf16"
@@ -65,7 +65,7 @@ def plan_quantization(
     for pattern in quantization:
         if pattern != KV_CACHE_KEY and pattern not in winners:
             raise ConfigError(
-                f"quantization: the pattern {pattern!r} never takes effect, because later patterns match all its "
+                f"quantization: the pattern {pattern!r} never takes effect: later patterns match all its "
                 "modules (the last match wins); move it down or remove it"
             )
     formats = {module: quantization[deciding[module]] if module in deciding else "bf16" for module in modules}

@@ -1,8 +1,8 @@
 """Reads tensors of a model folder's safetensors files, one at a time, without torch.
 
-The `safetensors` package cannot give BF16 or FP8 tensors to numpy, so the format's header (a length, a JSON object,
-then raw little-endian data) is read here; each tensor is memory-mapped while it is read and released after it.
-Format: https://github.com/huggingface/safetensors#format
+The `safetensors` package cannot give BF16 or FP8 tensors to numpy, so the format's header (a length, a JSON
+object, then raw little-endian data) is read here; each tensor is memory-mapped while it is read and released
+after it. Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_quantguard.emulator.formats.minifloat import E4M3, E5M2
-from pytest_quantguard.emulator.formats.rounding import canonical_nans, widen_bfloat16
-from pytest_quantguard.emulator.model_config import read_json
+from pytest_quantguard.emulator.formats.rounding import canonical_nans, round_bfloat16, widen_bfloat16
+from pytest_quantguard.emulator.layout import EMBEDDING, LM_HEAD
+from pytest_quantguard.emulator.model_config import ModelConfig, read_json
 from pytest_quantguard.errors import ModelError
 
 Float32 = npt.NDArray[np.float32]
+ComputeType = Literal["bfloat16", "float32"]
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
+_PLAIN_TYPES = ("BF16", "F16", "F32")
 # Types without a numpy equivalent are read as their bit patterns.
-_NUMPY_TYPES = {
+_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -47,7 +50,7 @@ _NUMPY_TYPES = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies. dtype: safetensors' name, such as BF16; begin: bytes from the start of the file."""
+    """Where one tensor lies. dtype: safetensors' name for it; begin: bytes from the start of the file."""
 
     name: str
     path: Path
@@ -62,8 +65,8 @@ class TensorFolder:
     def __init__(self, folder: Path) -> None:
         """Reads the headers only.
 
-        Raises ModelError for a folder without safetensors, a missing shard, a truncated or damaged file, and an
-        index that names a tensor which its file does not hold.
+        Raises ModelError for a folder without safetensors, a missing shard, a truncated or damaged file, and
+        an index that names a tensor which its file does not hold.
         """
         self.folder = folder
         self.entries: dict[str, TensorEntry] = {}
@@ -83,7 +86,7 @@ class TensorFolder:
         missing = [shard for shard in shards if not (self.folder / shard).is_file()]
         if missing:
             raise ModelError(
-                f"{self.folder}: {len(missing)} of {len(shards)} weight files that {INDEX} names are missing: "
+                f"{self.folder}: {len(missing)} of {len(shards)} weight files named by {INDEX} are missing: "
                 f"{', '.join(missing[:5])}; fetch the model again"
             )
         for shard in shards:
@@ -129,6 +132,41 @@ class TensorFolder:
             return canonical_nans(raw.astype(np.float32))
         raise ModelError(f"{entry.path}: tensor {name}: expected floating-point values, found {entry.dtype}")
 
+    def positive_scalar(self, name: str) -> float:
+        """A scale: one finite value above zero. Raises ModelError for anything else."""
+        values = self.float32(name).reshape(-1)
+        if values.size != 1 or not np.isfinite(values[0]) or values[0] <= 0:
+            found = f"{values.size} values" if values.size != 1 else f"{values[0]:g}"
+            raise ModelError(
+                f"{self.entry(name).path}: tensor {name}: expected one positive finite scale, found {found}; "
+                "the checkpoint cannot give meaningful answers (see `quantguard check-checkpoint`)"
+            )
+        return float(values[0])
+
+    def plain(self, name: str, shape: tuple[int, ...], dtype: ComputeType) -> Float32:
+        """An unquantized tensor, rounded to the compute type. Raises ModelError for another shape or type."""
+        entry = self.entry(name)
+        if entry.shape != shape:
+            raise ModelError(
+                f"{entry.path}: tensor {name} has shape {list(entry.shape)}, "
+                f"config.json makes it {list(shape)}"
+            )
+        if entry.dtype not in _PLAIN_TYPES:
+            raise ModelError(
+                f"{entry.path}: tensor {name}: expected {', '.join(_PLAIN_TYPES)}, found {entry.dtype}: the "
+                "folder's quantization config leaves this module unquantized"
+            )
+        values = self.float32(name)
+        return values if dtype == "float32" or entry.dtype == "BF16" else round_bfloat16(values, out=values)
+
+
+def read_plain_weight(
+    files: TensorFolder, module: str, shape: tuple[int, int], config: ModelConfig, dtype: ComputeType
+) -> Float32:
+    """An unquantized linear layer's weight; a tied `lm_head` has the embedding's."""
+    tied = module == LM_HEAD and config.tie_word_embeddings
+    return files.plain(f"{EMBEDDING if tied else module}.weight", shape, dtype)
+
 
 def _single_file(folder: Path) -> list[Path]:
     if not folder.is_dir():
@@ -139,9 +177,7 @@ def _single_file(folder: Path) -> list[Path]:
     if len(files) == 1:
         return files
     if files:
-        raise ModelError(
-            f"{folder}: {len(files)} safetensors files but no {INDEX}; the folder is incomplete, fetch it again"
-        )
+        raise ModelError(f"{folder}: {len(files)} safetensors files but no {INDEX}; fetch the model again")
     other = sorted(
         path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)
     )
@@ -171,7 +207,7 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
     for entry, end in entries.values():
         if end > size:
             raise ModelError(
-                f"{path}: truncated: tensor {entry.name} ends at byte {end}, the file has {size}; fetch it again"
+                f"{path}: truncated: tensor {entry.name} ends at byte {end} of {size}; fetch the model again"
             )
     return {name: entry for name, (entry, _) in entries.items()}
 
@@ -187,6 +223,6 @@ def _entry(path: Path, name: str, value: dict[str, Any], data_start: int) -> tup
     expected = int(np.prod(shape, dtype=np.int64)) * _NUMPY_TYPES[dtype].itemsize
     if begin < 0 or end - begin != expected or min(shape, default=0) < 0:
         raise ModelError(
-            f"{path}: tensor {name} {list(shape)} of {dtype} needs {expected} bytes, its header gives it {end - begin}"
+            f"{path}: tensor {name} {list(shape)} of {dtype} needs {expected} bytes, not {end - begin}"
         )
     return TensorEntry(name, path, dtype, shape, data_start + begin), data_start + end

@@ -20,9 +20,13 @@ UInt8 = npt.NDArray[np.uint8]
 
 
 class QuantizedTensor(ABC):
-    """A weight matrix [out_features, in_features] as its format stores it. Instances are never changed in place."""
+    """A weight matrix [out_features, in_features] as its format stores it. Instances are never changed in
+    place."""
 
-    format: ClassVar[str]
+    @property
+    @abstractmethod
+    def format(self) -> str:
+        """The format's name without its activation rule: bf16, nvfp4, fp8, mxfp4, mxfp8, int8."""
 
     @property
     @abstractmethod
@@ -56,10 +60,8 @@ class Format(ABC):
     name: str
     description: str
     activation: ActivationQuantizer | None
-    block_rows: int = 1
-    """Where scales cover blocks of weights, the block's size; ragged last blocks are allowed if `ragged`."""
     block_columns: int = 1
-    ragged: bool = False
+    """The input dimension must be a multiple of this."""
 
     @abstractmethod
     def quantize(self, weights: Sequence[Float32]) -> list[QuantizedTensor]:

@@ -11,9 +11,9 @@ Float32 = npt.NDArray[np.float32]
 def block_amax(x: Float32, width: int) -> Float32:
     """Largest magnitude of every `width` consecutive elements (a power of two) of each row.
 
-    x: C-contiguous float32 [rows, columns], columns a multiple of width. Returns float32 [rows, columns / width];
-    NaN where a block holds one. Halving pairwise over the flat array is several times faster than a reduction
-    over a short last axis.
+    x: C-contiguous float32 [rows, columns], columns a multiple of width. Returns float32 [rows, columns /
+    width]; NaN where a block holds one. Halving pairwise over the flat array is several times faster than a
+    reduction over a short last axis.
     """
     rows, columns = x.shape
     largest = np.abs(x).reshape(-1)
@@ -25,7 +25,9 @@ def block_amax(x: Float32, width: int) -> Float32:
 
 def row_amax(x: Float32) -> Float32:
     """Largest magnitude of each row: float32 [rows, 1]; 0 for rows without columns."""
-    return np.maximum(x.max(axis=1, keepdims=True, initial=0.0), -x.min(axis=1, keepdims=True, initial=0.0))
+    largest: Float32 = x.max(axis=1, keepdims=True, initial=0.0)
+    np.maximum(largest, -x.min(axis=1, keepdims=True, initial=0.0), out=largest)
+    return largest
 
 
 def safe_divisor(scale: Float32) -> Float32:

@@ -60,7 +60,7 @@ class FP8Tensor(QuantizedTensor):
         granularity: WeightGranularity = "tensor",
         scale: Float32 | None = None,
     ) -> FP8Tensor:
-        """weight: float32 [out, in]. scale: in the stored shape; default amax / largest, 1 where all is zero."""
+        """weight: float32 [out, in]. scale: as stored; default amax / largest, 1 where all are zero."""
         if scale is None:
             scale = _weight_scale(weight, element, granularity)
         if granularity != "block":
@@ -97,8 +97,8 @@ def _block_rows(scale: Float32, shape: tuple[int, ...]) -> list[tuple[slice, Flo
 class FP8Activation:
     """Fake quantization of activations to FP8.
 
-    scale: the checkpoint's static `input_scale`; None for dynamic scales, one per token (row), per tensor (all rows
-    of the batch: an answer then depends on its neighbours), or per 128 elements of a row ("block").
+    scale: the checkpoint's static `input_scale`; None for dynamic scales, one per token (row), per tensor
+    (all rows of the batch: an answer then depends on its neighbours), or per 128 elements of a row ("block").
     """
 
     granularity: ActivationGranularity = "token"

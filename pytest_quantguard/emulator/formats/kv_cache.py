@@ -21,10 +21,11 @@ class KVCacheFormat:
     bits: int
 
     def store(self, x: Float32, scale: Float32 | float = 1.0) -> Float32:
-        """The element values that the cache holds for x, float32, x's shape: x / scale, rounded and saturating.
+        """The element values that the cache holds for x, float32, x's shape: x / scale, rounded and
+        saturating.
 
-        scale: a number, or an array that broadcasts against x. What is read back is `store(x, scale) * scale`.
-        Without an element type x comes back unchanged and the scale is not used, as in a BF16 cache.
+        scale: a number, or an array that broadcasts against x. What is read back is `store(x, scale) *
+        scale`. Without an element type x comes back unchanged and the scale is not used, as in a BF16 cache.
         """
         if self.element is None:
             return x

@@ -58,7 +58,8 @@ class MiniFloat:
         return float(2.0 ** (2 - 2 ** (self.exponent_bits - 1)))
 
     def round(self, x: Float32) -> Float32:
-        """Nearest representable value of each element of x (float32, any shape), with the sign of zero; NaN stays."""
+        """Nearest representable value of each element of x (float32, any shape), with the sign of zero; NaN
+        stays."""
         rounded = np.clip(x, np.float32(-self.largest), np.float32(self.largest))
         self.snap(rounded)
         return np.copysign(rounded, x, out=rounded)
@@ -66,8 +67,9 @@ class MiniFloat:
     def snap(self, x: Float32, scratch: Float32 | None = None) -> None:
         """Round x in place: the fast path, for |x| <= largest; a value that rounds to zero loses its sign.
 
-        Adding and subtracting 1.5 * 2^(23 - mantissa_bits) times the element's power of two lets the FPU's own
-        rounding do the work: the last bit of the sum is worth one step of the grid. `scratch` has x's shape.
+        Adding and subtracting 1.5 * 2^(23 - mantissa_bits) times the element's power of two lets the FPU's
+        own rounding do the work: the last bit of the sum is worth one step of the grid. `scratch` has x's
+        shape.
         """
         magic = np.empty(x.shape, np.float32) if scratch is None else scratch
         np.bitwise_and(x.view(np.uint32), _EXPONENT_BITS, out=magic.view(np.uint32))
@@ -77,7 +79,8 @@ class MiniFloat:
         np.subtract(x, magic, out=x)
 
     def encode(self, x: Float32) -> UInt8:
-        """The bit pattern of the nearest representable value, one uint8 per element (E2M1 uses its low 4 bits).
+        """The bit pattern of the nearest representable value, one uint8 per element (E2M1 uses its low 4
+        bits).
 
         The sign of a value that rounds to zero is kept. NaN becomes the all-ones magnitude where the type has
         NaN, and the largest value in E2M1, which has none.
@@ -90,7 +93,7 @@ class MiniFloat:
         steps = magnitude[subnormal] * np.float32(2.0**self.mantissa_bits / self.smallest_normal)
         codes[subnormal] = steps.astype(np.int32)
         codes[np.isnan(magnitude)] = 2 ** (self.bits - 1) - 1
-        encoded = codes.astype(np.uint8)
+        encoded: UInt8 = codes.astype(np.uint8)
         encoded |= np.signbit(x).astype(np.uint8) << np.uint8(self.bits - 1)
         return encoded
 
@@ -106,15 +109,7 @@ E4M3 = MiniFloat("e4m3", exponent_bits=4, mantissa_bits=3, largest=448.0)
 E5M2 = MiniFloat("e5m2", exponent_bits=5, mantissa_bits=2, largest=57344.0)
 
 
-def encode_e8m0(x: Float32) -> UInt8:
-    """Biased exponents (bias 127) of positive powers of two 2^-127 .. 2^127; 255 stands for NaN."""
-    exponent = np.round(np.log2(x.astype(np.float64), where=x > 0, out=np.full(x.shape, -127.0)))
-    codes = np.clip(exponent + 127, 0, 254)
-    codes[np.isnan(x)] = 255
-    return codes.astype(np.uint8)
-
-
 def decode_e8m0(codes: UInt8) -> Float32:
     """2^(code - 127), NaN for 255."""
-    values = np.ldexp(np.float32(1.0), codes.astype(np.int32) - 127)
-    return np.where(codes == 255, np.float32(np.nan), values).astype(np.float32)
+    values: Float32 = np.ldexp(np.float32(1.0), codes.astype(np.int32) - 127)
+    return np.where(codes == 255, np.float32(np.nan), values)

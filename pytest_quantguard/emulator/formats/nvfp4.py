@@ -30,7 +30,7 @@ _PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], 
 
 @dataclass(frozen=True, eq=False)
 class NVFP4Tensor(QuantizedTensor):
-    """packed: uint8 [out, in / 2], even input index in the low nibble; block_scale: E4M3 bits [out, in / 16]."""
+    """packed: uint8 [out, in / 2], even index in the low nibble; block_scale: E4M3 bits [out, in / 16]."""
 
     packed: UInt8
     block_scale: UInt8
@@ -74,8 +74,9 @@ class NVFP4Tensor(QuantizedTensor):
 
 
 def global_scale_of(amax: float) -> np.float32:
-    """The float32 scale of a tensor (or of a fused group) whose largest magnitude is `amax`; 1 for all zeros."""
-    return np.float32(amax) / _RANGE if amax else np.float32(1.0)
+    """The float32 scale of a tensor (or a fused group) whose largest magnitude is `amax`; 1 for zeros."""
+    scale: np.float32 = np.float32(amax) / _RANGE if amax else np.float32(1.0)
+    return scale
 
 
 def _quantize_rows(rows: Float32, global_scale: np.float32) -> tuple[UInt8, UInt8]:
@@ -96,14 +97,15 @@ def _quantize_rows(rows: Float32, global_scale: np.float32) -> tuple[UInt8, UInt
 class NVFP4Activation:
     """Fake quantization of activations: dynamic E4M3 scales per 16 elements under a global scale.
 
-    global_scale: the checkpoint's static `input_scale`, or None for a dynamic one per token (row): an answer then
-    never depends on which other requests share its batch.
+    global_scale: the checkpoint's static `input_scale`, or None for a dynamic one per token (row): an answer
+    then never depends on which other requests share its batch.
     """
 
     global_scale: float | None = None
 
     def __call__(self, x: Float32) -> Float32:
-        """x: float32 [rows, in_features] -> the nearest NVFP4 values, same shape. A block with a NaN becomes NaN."""
+        """x: float32 [rows, in_features] -> the nearest NVFP4 values, same shape. A block with a NaN becomes
+        NaN."""
         rows, columns = x.shape
         blocks = np.ascontiguousarray(x).reshape(rows, columns // BLOCK, BLOCK)
         scale = block_amax(blocks.reshape(rows, columns), BLOCK)

@@ -17,9 +17,9 @@ _UPPER = np.uint32(0xFFFF0000)
 def round_bfloat16(x: Float32, out: Float32 | None = None) -> Float32:
     """Nearest BF16 value of each element, ties to even, as float32.
 
-    x: float32, any shape. `out` may be `x` itself. Infinities stay; a finite value above the largest BF16 value
-    becomes infinite, as in hardware. NaNs made by arithmetic stay NaN (their payload is 0; a payload of all ones
-    would carry into the exponent, so `canonical_nans` cleans what is read from files).
+    x: float32, any shape. `out` may be `x` itself. Infinities stay; a finite value above the largest BF16
+    value becomes infinite, as in hardware. NaNs made by arithmetic stay NaN (their payload is 0; a payload of
+    all ones would carry into the exponent, so `canonical_nans` cleans what is read from files).
     """
     bits = x.view(np.uint32)
     work = np.right_shift(bits, _SIXTEEN)
@@ -46,4 +46,5 @@ def widen_bfloat16(bits: UInt16, out: Float32 | None = None) -> Float32:
 
 def narrow_bfloat16(x: Float32) -> UInt16:
     """The BF16 bit patterns of x, rounded to nearest even."""
-    return np.right_shift(round_bfloat16(x).view(np.uint32), _SIXTEEN).astype(np.uint16)
+    narrow: UInt16 = np.right_shift(round_bfloat16(x).view(np.uint32), _SIXTEEN).astype(np.uint16)
+    return narrow
