@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from pytest_quantguard.baseline.recording import Cell, CellKey, Cells
 from pytest_quantguard.errors import InvalidAnswerError
-from pytest_quantguard.logprobs.arrays import TopLogprobs
 from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.identity import BitComparison, compare_bits
 from pytest_quantguard.measure.cells import CellMeasurement
 from pytest_quantguard.measure.comparison import compare_cells
 
@@ -35,7 +32,7 @@ class SelfComparison:
     between: divergence of `other` from `one`.
     before, after: divergence of `one` and of `other` from the baseline; None without a baseline. Their
         positions correspond, so that the change is paired.
-    identical: bool [T], rows that are equal bit by bit.
+    bits: which rows are equal bit by bit.
     evidence: what proves that the two ways were really taken.
     """
 
@@ -45,13 +42,8 @@ class SelfComparison:
     between: Divergence
     before: Divergence | None
     after: Divergence | None
-    identical: npt.NDArray[np.bool_]
+    bits: BitComparison
     evidence: tuple[str, ...]
-
-    @property
-    def identical_share(self) -> float:
-        """Share of the positions whose rows are equal bit by bit."""
-        return float(self.identical.mean())
 
 
 def compare_with_itself(
@@ -73,14 +65,9 @@ def compare_with_itself(
         between=compare_cells(one.cell, other.cell).divergence,
         before=before,
         after=after,
-        identical=identical_rows(one.cell, other.cell),
+        bits=compare_bits(one.cell.rows, other.cell.rows),
         evidence=_evidence(check, one, other),
     )
-
-
-def identical_rows(one: Cell, other: Cell) -> npt.NDArray[np.bool_]:
-    """bool [T] over all prompts' positions: the same ids in the same order, the same log-probabilities."""
-    return np.concatenate([_equal(left, right) for left, right in zip(one.rows, other.rows, strict=True)])
 
 
 def own_noise(repeats: Sequence[CellMeasurement]) -> float | None:
@@ -104,15 +91,6 @@ def _reference(baseline: Cells, measurement: CellMeasurement, instead: CellMeasu
     if not same_phase:
         raise InvalidAnswerError(f"the baseline has no {measurement.key.phase} cell")
     return baseline[same_phase[0]]
-
-
-def _equal(left: TopLogprobs, right: TopLogprobs) -> npt.NDArray[np.bool_]:
-    width = min(left.width, right.width)
-    same_ids = (left.token_ids[:, :width] == right.token_ids[:, :width]).all(axis=1)
-    same: npt.NDArray[np.bool_] = same_ids & (left.logprobs[:, :width] == right.logprobs[:, :width]).all(
-        axis=1
-    )
-    return same
 
 
 def _evidence(check: SelfCheckName, one: CellMeasurement, other: CellMeasurement) -> tuple[str, ...]:

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_quantguard.baseline.recording import Cell, CellKey, PromptRecord, Recording
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.identity import BitComparison, compare_bits
 from pytest_quantguard.measure.asking import shorten
 from pytest_quantguard.measure.comparison import compare_cells
-from pytest_quantguard.measure.consistency import identical_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +41,15 @@ class DriftMeasurement:
 
     between: divergence of the candidate from the accepted run.
     before, after: divergence from BF16 of the accepted run and of the candidate; positions correspond.
-    identical: bool [T], rows that are equal bit by bit. first: None where all are.
+    bits: which rows are equal bit by bit. first: None where all are.
     """
 
     key: CellKey
     between: Divergence
     before: Divergence
     after: Divergence
-    identical: npt.NDArray[np.bool_]
+    bits: BitComparison
     first: FirstAffected | None
-
-    @property
-    def identical_share(self) -> float:
-        """Share of the positions whose rows are equal bit by bit."""
-        return float(self.identical.mean())
 
 
 def measure_drift(candidate: Cell, *, accepted: Recording, baseline: Recording) -> DriftMeasurement:
@@ -67,14 +61,14 @@ def measure_drift(candidate: Cell, *, accepted: Recording, baseline: Recording) 
                 f"The {'accepted run' if recording is accepted else 'baseline'} has no cell {key}. Its "
                 f"cells: {', '.join(map(str, recording.cells))}. Record it anew with: {command} CONFIG"
             )
-    identical = identical_rows(accepted.cells[key], candidate)
+    bits = compare_bits(accepted.cells[key].rows, candidate.rows)
     return DriftMeasurement(
         key=key,
         between=compare_cells(accepted.cells[key], candidate).divergence,
         before=compare_cells(baseline.cells[key], accepted.cells[key]).divergence,
         after=compare_cells(baseline.cells[key], candidate).divergence,
-        identical=identical,
-        first=_first_affected(identical, baseline.prompts),
+        bits=bits,
+        first=_first_affected(bits, baseline.prompts),
     )
 
 
@@ -99,22 +93,18 @@ def _same_text(one: PromptRecord, other: PromptRecord) -> bool:
     return one.span_start == other.span_start and np.array_equal(one.token_ids, other.token_ids)
 
 
-def _first_affected(
-    identical: npt.NDArray[np.bool_], prompts: Sequence[PromptRecord]
-) -> FirstAffected | None:
-    firsts: list[tuple[int, int, str]] = []
-    start = 0
-    for prompt in prompts:
-        affected = np.flatnonzero(~identical[start : start + prompt.span_ids.size])
-        start += prompt.span_ids.size
-        if affected.size:
-            firsts.append((prompt.span_start + int(affected[0]), int(affected[0]), prompt.id))
-    if not firsts:
+def _first_affected(bits: BitComparison, prompts: Sequence[PromptRecord]) -> FirstAffected | None:
+    affected = [
+        (prompt.span_start + position, position, prompt.id)
+        for prompt, position in zip(prompts, bits.first_affected, strict=True)
+        if position is not None
+    ]
+    if not affected:
         return None
-    text_position, _, prompt_id = min(firsts)
+    text_position, _, prompt_id = min(affected)
     return FirstAffected(
         prompt_id=prompt_id,
-        span_position=min(span_position for _, span_position, _ in firsts),
+        span_position=min(position for _, position, _ in affected),
         text_position=text_position,
-        prompts=len(firsts),
+        prompts=len(affected),
     )

@@ -60,7 +60,7 @@ def test_each_check_sees_its_own_fault_only(name: str, fault) -> None:
         comparison = compare_with_itself(check, one, other, baseline=baseline)
         seen = comparison.between.aggregate("kl_mean") > 0
         assert seen == (check == name)
-        assert comparison.identical.all() == (not seen)
+        assert (comparison.bits.share == 1) == (not seen)
         if seen:
             assert comparison.after.aggregate("kl_mean") > comparison.before.aggregate("kl_mean") == 0
 
@@ -125,7 +125,7 @@ def test_drift_is_zero_for_the_same_server_and_names_the_first_place_otherwise()
     config, baseline, accepted = accepted_run(ToyClient())
     for measurement in measured(ToyServer(), baseline, config):
         drift = measure_drift(measurement.cell, accepted=accepted, baseline=baseline)
-        assert drift.identical_share == 1
+        assert drift.bits.share == 1
         assert drift.first is None
         assert drift.between.aggregate("kl_max") == 0
 
@@ -137,7 +137,7 @@ def test_drift_is_zero_for_the_same_server_and_names_the_first_place_otherwise()
         assert drift.first.text_position == max(8, min(prompt.span_start for prompt in affected))
         assert drift.first.prompts == len(affected)
         places = np.concatenate([np.arange(p.span_start, p.token_ids.size) for p in baseline.prompts])
-        assert drift.identical.tolist() == (places < 8).tolist()
+        assert np.concatenate(drift.bits.identical).tolist() == (places < 8).tolist()
         assert (drift.between.kl[places < 8] == 0).all()
         assert (drift.between.kl[places >= 8] > 0).all()
         assert drift.after.aggregate("kl_mean") > drift.before.aggregate("kl_mean")
