@@ -1,0 +1,314 @@
+"""Rules that turn a pattern of measurements into a sentence about where to look.
+
+Each rule looks at the table of a run, names what it saw, and says nothing unless its pattern is there. They
+judge
+nothing: a candidate within its bounds may show a pattern, and one beyond them may show none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_quantguard.baseline.recording import CellKey
+from pytest_quantguard.config import Phase
+from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.measure.asking import shorten
+from pytest_quantguard.measure.observations import Observations, clearly_worse, onset, show_change
+from pytest_quantguard.stats.paired import PairedChange
+
+HUGE_KL, HUGE_AGREEMENT, HUGE_FLOOR = 2.0, 0.5, 0.5
+"""Mean KL and top-1 agreement of a model that no longer is one; and the KL that nine positions in ten
+exceed.
+"""
+
+SCALED_SLOPE, SCALED_FIT = 0.1, 0.9
+"""How far from 1 the slope of log-probabilities must be, and how well it must fit, to call it a
+temperature.
+"""
+
+OUTLYING = 10.0
+"""A prompt is apart from the others where its KL is this many times their median."""
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A pattern that was seen: the rule's name, what it suggests, and the figures it saw."""
+
+    rule: str
+    sentence: str
+    evidence: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.sentence} ({'; '.join(self.evidence)})"
+
+
+Rule = Callable[[Observations], Iterator[Diagnosis]]
+
+
+def diagnose(seen: Observations) -> tuple[Diagnosis, ...]:
+    """All patterns of `seen`, in the order of the rules."""
+    return tuple(diagnosis for rule in RULES for diagnosis in rule(seen))
+
+
+def unusable_answers(seen: Observations) -> Iterator[Diagnosis]:
+    """Answers that were refused in one phase or from one batch size on, and usable elsewhere."""
+    if not seen.unusable or not seen.cells:
+        return
+    bad, good = sorted(seen.unusable), sorted(seen.cells)
+    evidence = tuple(f"{key}: {seen.unusable[key]}" for key in bad[:3])
+    if {key.phase for key in bad}.isdisjoint(key.phase for key in good):
+        where = f"only in {bad[0].phase}: look at the kernels of that phase"
+    elif {key.batch_size for key in bad}.isdisjoint(key.batch_size for key in good):
+        sizes = ", ".join(str(size) for size in sorted({key.batch_size for key in bad}))
+        where = (
+            f"only at batch size {sizes}: look at a kernel that depends on the batch size, or at its padding"
+        )
+    else:
+        where = f"only in {shorten([str(key) for key in bad])}"
+    yield Diagnosis("unusable_answers", f"Answers cannot be used {where}", evidence)
+
+
+def rows_permuted(seen: Observations) -> Iterator[Diagnosis]:
+    """Rows that fit another prompt of the batch better than their own."""
+    cells = {key: ids for key, ids in seen.permuted.items() if ids}
+    if cells:
+        yield Diagnosis(
+            "rows_permuted",
+            "Rows of a batch come back under other prompts: look at how the server orders the rows of a "
+            "batch",
+            tuple(f"{key}: {shorten(list(ids))}" for key, ids in sorted(cells.items())),
+        )
+
+
+def output_destroyed(seen: Observations) -> Iterator[Diagnosis]:
+    """Everything is wrong, everywhere."""
+    worst = {key: divergence for key, divergence in seen.cells.items() if _destroyed(divergence)}
+    if worst and len(worst) == len(seen.cells):
+        key, divergence = next(iter(sorted(worst.items(), key=lambda item: item[0])))
+        yield Diagnosis(
+            "output_destroyed",
+            "All positions are far off in every cell: look at the scale or the layout of a weight "
+            "(scales swizzled, missing or inverted, nibbles swapped), or at the output layer",
+            (
+                f"{key}: mean KL {divergence.aggregate('kl_mean'):.2f}, agreement "
+                f"{divergence.aggregate('agreement'):.2f}",
+            ),
+        )
+
+
+def decode_worse(seen: Observations) -> Iterator[Diagnosis]:
+    """Decode is worse than prefill of the same positions, whatever the batch size."""
+    sizes = sorted(set(seen.batch_sizes("prefill")) & set(seen.batch_sizes("decode")))
+    if not sizes or not _decode_change(seen, sizes[0]):
+        return
+    changes = [(size, change) for size in sizes if (change := _decode_change(seen, size)) is not None]
+    evidence = [f"batch size {size}, prefill to decode: {show_change(change)}" for size, change in changes]
+    sentence = (
+        "Decode is worse than prefill of the same positions: look at the KV cache (its format, its "
+        "scales, the positions of its keys) and at the decode attention kernel"
+    )
+    prefill, decode = seen.cells[CellKey("prefill", sizes[0])], seen.cells[CellKey("decode", sizes[0])]
+    begin = onset(decode.kl - prefill.kl, decode.position, most_before=0.1)
+    if begin is not None and begin > 1:
+        sentence += f"; it sets in at position {begin} of the generated text"
+        evidence.append(f"no such difference before position {begin}")
+    yield Diagnosis("decode_worse", sentence, tuple(evidence))
+
+
+def batch_dependent(seen: Observations) -> Iterator[Diagnosis]:
+    """Some batch sizes are worse than others."""
+    for phase in PHASES:
+        sizes = seen.batch_sizes(phase)
+        changes = {
+            size: change
+            for size in sizes[1:]
+            if (change := _batch_change(seen, phase, sizes[0], size)) is not None
+        }
+        if changes:
+            evidence = tuple(
+                f"{phase}, batch size {sizes[0]} to {n}: {show_change(change)}"
+                for n, change in changes.items()
+            )
+            yield Diagnosis("batch_dependent", _batch_sentence(phase, sizes, list(changes)), evidence)
+        elif len(sizes) > 1:
+            alone = [_batch_change(seen, phase, size, sizes[0]) for size in sizes[1:]]
+            if alone[0] is not None and all(alone):
+                yield Diagnosis(
+                    "batch_dependent",
+                    f"{phase.capitalize()} is worse at batch size {sizes[0]} than at every larger one: "
+                    "look at the kernels for the smallest batch",
+                    (f"{phase}, batch size {sizes[1]} to {sizes[0]}: {show_change(alone[0])}",),
+                )
+
+
+def sets_in_late(seen: Observations) -> Iterator[Diagnosis]:
+    """Long texts are worse, from some number of tokens on."""
+    place = seen.text_positions()
+    for drift in seen.drifts:
+        begin = onset((~np.concatenate(drift.bits.identical)).astype(np.float64), place, most_before=0.0)
+        if begin is not None:
+            yield _late(
+                seen, begin, f"{drift.key}: equal to the accepted run before {begin} tokens, not after"
+            )
+            return
+    for key, divergence in sorted(seen.cells.items()):
+        begin = onset(divergence.kl, place, most_before=0.2)
+        if begin is not None and key.phase == "prefill":
+            before = divergence.select(place < begin).aggregate("kl_mean")
+            after = divergence.select(place >= begin).aggregate("kl_mean")
+            yield _late(seen, begin, f"{key}: mean KL {before:.3g} before {begin} tokens, {after:.3g} after")
+            return
+
+
+def logits_scaled(seen: Observations) -> Iterator[Diagnosis]:
+    """The order of tokens is intact, their log-probabilities are stretched."""
+    for key, scale in sorted(seen.logit_scales.items()):
+        if abs(scale.slope - 1) > SCALED_SLOPE and scale.fit > SCALED_FIT and key in seen.cells:
+            divergence = seen.cells[key]
+            yield Diagnosis(
+                "logits_scaled",
+                "The ranking of tokens is intact but log-probabilities are stretched by "
+                f"{scale.slope:.2f}: look for a temperature of about {1 / scale.slope:.2f}, or a scale on "
+                "the logits",
+                (
+                    f"{key}: a straight line through the baseline's log-probabilities explains "
+                    f"{scale.fit:.1%}",
+                    f"agreement {divergence.aggregate('agreement'):.3f}, "
+                    f"mean KL {divergence.aggregate('kl_mean'):.3g}",
+                ),
+            )
+            return
+
+
+def prefix_cache(seen: Observations) -> Iterator[Diagnosis]:
+    """Prompts that meet the prefix cache are worse than the same prompts cold."""
+    evidence = []
+    for comparison in seen.comparisons:
+        if (
+            comparison.check == "warm_cache"
+            and comparison.before is not None
+            and comparison.after is not None
+        ):
+            noise = seen.noise_of(comparison.one)
+            change = clearly_worse(comparison.before, comparison.after, noise=noise)
+            if change is not None:
+                evidence += [
+                    f"{comparison.one}, cold to warm: {show_change(change)}",
+                    *comparison.evidence[1:],
+                ]
+    if evidence:
+        yield Diagnosis(
+            "prefix_cache",
+            "Prompts that meet the prefix cache are worse than the same prompts cold: look at what the "
+            "prefix cache keeps, and whose it is",
+            tuple(evidence),
+        )
+
+
+def few_prompts(seen: Observations) -> Iterator[Diagnosis]:
+    """A few prompts are far off, the others are not."""
+    for key, divergence in sorted(seen.cells.items()):
+        labels, prompt = np.unique(divergence.prompt, return_inverse=True)
+        means = np.bincount(prompt, weights=divergence.kl) / np.bincount(prompt)
+        apart = np.flatnonzero(means > OUTLYING * np.median(means) + seen.noise_of(key))
+        if not 0 < apart.size <= max(1, labels.size // 4) or labels.size < 4:
+            continue
+        members = [seen.prompts[index] for index in apart]
+        tasks = sorted({member.task for member in members})
+        same = f", all of task {tasks[0]}" if len(tasks) == 1 and len(members) > 1 else ""
+        yield Diagnosis(
+            "few_prompts",
+            "A few prompts are far off and the others are not: look at what only they reach (expert "
+            "routing, special tokens, an unusual script, their length)",
+            (
+                f"{key}: {shorten([member.id for member in members])}{same}: mean KL "
+                f"{means[apart].min():.3g} or more, the median prompt {np.median(means):.3g}",
+            ),
+        )
+        return
+
+
+def run_to_run(seen: Observations) -> Iterator[Diagnosis]:
+    """The same question gets another answer."""
+    evidence = []
+    for comparison in seen.comparisons:
+        between = comparison.between.aggregate("kl_mean")
+        noise = seen.noise_of(comparison.one)
+        if comparison.check == "repeat" and comparison.bits.share < 1 and between > max(10 * noise, 1e-4):
+            evidence.append(
+                f"{comparison.one}: KL {between:.3g} from run to run, {comparison.bits.share:.0%} of "
+                f"the positions identical; the reference's own noise is {noise:.2g}"
+            )
+    if evidence:
+        yield Diagnosis(
+            "run_to_run",
+            "The same question gets another answer from run to run: look for uninitialised memory, or "
+            "for kernels whose order of summation is not fixed",
+            tuple(evidence),
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    unusable_answers,
+    rows_permuted,
+    output_destroyed,
+    decode_worse,
+    batch_dependent,
+    sets_in_late,
+    logits_scaled,
+    prefix_cache,
+    few_prompts,
+    run_to_run,
+)
+
+
+def _destroyed(divergence: Divergence) -> bool:
+    return (
+        divergence.aggregate("kl_mean") > HUGE_KL
+        and divergence.aggregate("agreement") < HUGE_AGREEMENT
+        and float(np.quantile(divergence.kl, 0.1)) > HUGE_FLOOR
+    )
+
+
+def _decode_change(seen: Observations, size: int) -> PairedChange | None:
+    prefill, decode = CellKey("prefill", size), CellKey("decode", size)
+    return clearly_worse(seen.cells[prefill], seen.cells[decode], noise=seen.noise_of(decode))
+
+
+def _batch_change(seen: Observations, phase: Phase, before: int, after: int) -> PairedChange | None:
+    keys = CellKey(phase, before), CellKey(phase, after)
+    return clearly_worse(seen.cells[keys[0]], seen.cells[keys[1]], noise=seen.noise_of(keys[1]))
+
+
+def _batch_sentence(phase: Phase, sizes: list[int], worse: list[int]) -> str:
+    fine = [size for size in sizes if size not in worse]
+    where = " and ".join(map(str, worse))
+    if all(_odd_sized(size) for size in worse) and any(size > min(worse) for size in fine):
+        return (
+            f"{phase.capitalize()} is worse at batch size {where} only, which is no power of two: look at "
+            "the padding of batches"
+        )
+    if min(worse) > max(fine):
+        return (
+            f"{phase.capitalize()} is worse from batch size {min(worse)} on: look at a kernel that is "
+            "chosen by the batch size, or at the padding of batches"
+        )
+    return (
+        f"{phase.capitalize()} is worse at batch size {where}: look at kernels that depend on the batch size"
+    )
+
+
+def _odd_sized(size: int) -> bool:
+    return size & (size - 1) != 0
+
+
+def _late(seen: Observations, begin: int, evidence: str) -> Diagnosis:
+    sentence = f"Texts are worse from about {begin} tokens on: look at kernels for long contexts"
+    if seen.chunk_size is not None and 0 <= begin - seen.chunk_size <= max(64, seen.chunk_size // 8):
+        sentence += f", and at the boundary of prefill chunks ({seen.chunk_size} tokens)"
+    return Diagnosis("sets_in_late", sentence, (evidence,))
