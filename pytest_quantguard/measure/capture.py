@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Literal, Protocol
 
@@ -27,7 +26,6 @@ from pytest_quantguard.config import (
     SuiteConfig,
 )
 from pytest_quantguard.errors import BaselineError, ConfigError
-from pytest_quantguard.measure.asking import narrow_rows
 from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_cell
 from pytest_quantguard.measure.comparison import noise_floor
 from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
@@ -80,7 +78,6 @@ def capture(
                 progress=_prefixed(progress, f"capture, repeat {repeat} of {asked.repeats}: "),
             )
             recordings.setdefault(key, []).append(measurement.cell)
-    recordings = _one_width(recordings)
     return Recording(
         manifest=_manifest(
             "baseline",
@@ -122,7 +119,6 @@ def accept(
             "all accuracy tests of the config (no -k, no test ids) together with --quantguard-accept."
         )
     repeated = {key: [cells[key], *(repeats or {}).get(key, ())] for key in cell_keys(config.suite)}
-    repeated = _one_width(repeated)
     modes = {measurement.mode for measurement in measurements if measurement.key.phase == "decode"}
     return Recording(
         manifest=_manifest(
@@ -216,15 +212,6 @@ def _manifest(
             "machine": platform.machine(),
         },
     )
-
-
-def _one_width(recordings: Mapping[CellKey, Sequence[Cell]]) -> dict[CellKey, list[Cell]]:
-    """All rows at the width of the narrowest: a recording has one K."""
-    width = min(rows.width for cells in recordings.values() for cell in cells for rows in cell.rows)
-    return {
-        key: [replace(cell, rows=tuple(narrow_rows(rows, width) for rows in cell.rows)) for cell in cells]
-        for key, cells in recordings.items()
-    }
 
 
 def _prefixed(progress: Progress | None, prefix: str) -> Progress | None:

@@ -40,7 +40,7 @@ CAPABILITIES = Capabilities(
     radix_cache=True,
     chunked_prefill_size=None,
     device="cpu",
-    server_args={"tp_size": 1, "api_key": "hush", "hf_token": "hush"},
+    server_args={"tp_size": 1, "port": 1234, "api_key": "hush", "hf_token": "hush"},
 )
 
 
@@ -93,7 +93,7 @@ def test_capture_records_continuations_and_all_cells(tmp_path: Path) -> None:
     assert manifest.kind == "baseline"
     assert manifest.suite.decode_mode == "forced"
     assert manifest.suite.width == 8
-    assert manifest.server.arguments == {"tp_size": 1}
+    assert manifest.server.arguments == {"tp_size": 1, "api_key": "***", "hf_token": "***"}
     assert "hush" not in manifest.model_dump_json()
     write_recording(tmp_path / "toy", recording)
     stored = read_recording(tmp_path / "toy")
@@ -193,16 +193,17 @@ def test_a_batch_dependent_reference_has_a_floor_across_batch_sizes() -> None:
     assert all(floor["kl_mean"] > 0 for floor in recording.noise_floor.values())
 
 
-def test_all_cells_get_one_width() -> None:
+def test_a_narrower_cell_stays_narrower(tmp_path: Path) -> None:
     class Narrow(ToyClient):
         def generate(self, batch, *, top_logprobs=0):
             self.most_logprobs = 6 if batch[0].forced_ids else None
             return super().generate(batch, top_logprobs=top_logprobs)
 
     recording = capture(ToyServer(Narrow()), SUITE, make_config())
-    assert {rows.width for cell in recording.cells.values() for rows in cell.rows} == {6}
-    assert recording.manifest.suite.width == 6
-    assert recording.manifest.suite.top_logprobs == 8
+    widths = {key.phase: {rows.width for rows in cell.rows} for key, cell in recording.cells.items()}
+    assert widths == {"prefill": {8}, "decode": {6}}
+    assert (recording.manifest.suite.width, recording.manifest.suite.top_logprobs) == (6, 8)
+    write_recording(tmp_path / "toy", recording)
 
 
 def measured(server: ToyServer, baseline: Recording, config: GateConfig):
