@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pytest_quantguard.emulator.cache import Slot
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -22,14 +24,13 @@ Phase = Literal["prefill", "decode"]
 class BatchEntry:
     """One sequence's part of a forward pass.
 
-    slot: the cache slot that holds its keys and values.
-    row_start, row_stop: its rows of the batch.
-    context_length: tokens that the cache held before this pass; row j stands at context_length + j - row_start.
-    chunk: 0 for the first prefill chunk of the request, 1 for the next, and so on.
+    slot: where its keys and values are. row_start, row_stop: its rows of the batch. context_length:
+    tokens that the cache held before this pass; row j has position context_length + j - row_start. chunk:
+    0 for the first prefill chunk of the request, 1 for the next, and so on.
     """
 
     rid: str
-    slot: int
+    slot: Slot
     row_start: int
     row_stop: int
     context_length: int

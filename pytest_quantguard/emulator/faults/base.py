@@ -1,6 +1,7 @@
 """The base of all faults: a named, parameterised defect, modelled on a public report.
 
-A fault is a frozen dataclass; its fields are its parameters. `register` adds functions to the hook points it needs.
+A fault is a frozen dataclass; its fields are its parameters. `register` adds functions to the hook points
+it needs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Severity = Literal["catastrophic", "clear", "subtle", "none"]
 class Fault(ABC):
     """One kind of defect; an instance is the defect with its parameters.
 
-    name: as on the command line. summary: what is wrong, in one line. shows_in: where a gate can see it, in words.
-    source: the public report. severity_by_default: how bad it is with default parameters.
+    name: as on the command line. summary: what is wrong, in one line. shows_in: where a gate can see it,
+    in words. source: the public report. severity_by_default: how bad it is with default parameters.
     variants: parameters other than the defaults that a self-test should try, as `key=value,key=value`.
     """
 
@@ -46,7 +47,8 @@ class Fault(ABC):
 
     @property
     def specification(self) -> str:
-        """The text that `parse_fault` turns into this fault: the name and the parameters that are not the defaults."""
+        """The text that `parse_fault` turns into this fault: the name and the parameters that are not the
+        defaults."""
         changed = [
             f"{field.name}={_format(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
@@ -66,7 +68,8 @@ def hooks_for(faults: Iterable[Fault]) -> Hooks:
 def parse_fault(specification: str, registry: Mapping[str, type[Fault]]) -> Fault:
     """Make a fault from `name` or `name:key=value,key=value`.
 
-    Raises ConfigError naming the nearest known fault, the nearest parameter, or the type that a value should have.
+    Raises ConfigError naming the nearest known fault, the nearest parameter, or the type that a value
+    should have.
     """
     name, _, parameters = specification.strip().partition(":")
     kind = registry.get(name)

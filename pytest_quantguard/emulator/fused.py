@@ -1,0 +1,88 @@
+"""Linear layers that share an input, computed as one matrix product.
+
+Knows nothing of what the layers mean; `model.py` groups q/k/v and gate/up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_quantguard.emulator.batch import ForwardBatch
+from pytest_quantguard.emulator.hooks import Float32, Hooks
+from pytest_quantguard.emulator.linear import ActivationQuantizer, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One layer's columns of the fused output."""
+
+    name: str
+    columns: slice
+    activation: ActivationQuantizer | None
+
+
+class FusedLinear:
+    """y = concatenation of quantize_i(x) @ W_i.T + b_i, float32, not rounded.
+
+    One matrix product for all parts where they quantize their input alike; one per part where they do not.
+    """
+
+    def __init__(self, linears: Sequence[Linear], weight: Float32, hooks: Hooks) -> None:
+        """weight: float32 [sum of out_features, in_features], of which the layers' weights are row
+        slices."""
+        self.weight = weight
+        self._parts: list[_Part] = []
+        start = 0
+        for linear in linears:
+            stop = start + linear.weight.shape[0]
+            activation = linear.activation
+            for hook in hooks.activation:
+                activation = hook(linear.name, activation)
+            self._parts.append(_Part(linear.name, slice(start, stop), activation))
+            start = stop
+        self.bias = _joined_bias(linears)
+        self._uniform = all(part.activation == self._parts[0].activation for part in self._parts)
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output over all parts."""
+        return int(self.weight.shape[0])
+
+    def __call__(self, x: Float32, out: Float32, batch: ForwardBatch, hooks: Hooks) -> None:
+        """x: float32 [rows, in_features] (not changed) -> out: float32 [rows, out_features]."""
+        if self._uniform and not hooks.linear_input:
+            activation = self._parts[0].activation
+            np.matmul(x if activation is None else activation(x), self.weight.T, out=out)
+        else:
+            self._apply_by_part(x, out, batch, hooks)
+        if self.bias is not None:
+            out += self.bias
+        if hooks.linear_output:
+            for part in self._parts:
+                for hook in hooks.linear_output:
+                    out[:, part.columns] = hook(part.name, out[:, part.columns], batch)
+
+    def _apply_by_part(self, x: Float32, out: Float32, batch: ForwardBatch, hooks: Hooks) -> None:
+        for part in self._parts:
+            inputs = x
+            if hooks.linear_input:
+                inputs = x.copy()
+                for hook in hooks.linear_input:
+                    inputs = hook(part.name, inputs, batch)
+            if part.activation is not None:
+                inputs = part.activation(inputs)
+            np.matmul(inputs, self.weight[part.columns].T, out=out[:, part.columns])
+
+
+def _joined_bias(linears: Sequence[Linear]) -> Float32 | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return np.concatenate(
+        [
+            np.zeros(len(linear.weight), np.float32) if linear.bias is None else linear.bias
+            for linear in linears
+        ]
+    )
