@@ -21,8 +21,8 @@ class Lookup:
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self._table = np.full(_TABLE_ROWS * vocab_size, -1, np.int64)
-        self._next_stamp = 0
+        self._table = np.zeros(_TABLE_ROWS * vocab_size, np.int64)
+        self._next_stamp = 1  # zero is the empty table
 
     def find(self, wanted: Int32, among: Int32) -> Int64:
         """int64 [rows, K]: the column of `among` [rows, K'] that holds each id of `wanted`, else -1.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -11,7 +12,9 @@ import numpy as np
 
 from pytest_quantguard.errors import InvalidAnswerError
 from pytest_quantguard.logprobs.divergence import Divergence, Float64
-from pytest_quantguard.stats.aggregates import Aggregate, Extreme, Mean, Quantile, RootMeanSquare
+from pytest_quantguard.stats.aggregates import Aggregate, Extreme, Mean, Quantile, RootMeanSquare, Share
+from pytest_quantguard.stats.bootstrap import CONFIDENCE, RESAMPLES, Column, Interval, bootstrap_intervals
+from pytest_quantguard.stats.paired import PairedChange, paired_change
 
 Better = Literal["lower", "higher"]
 
@@ -24,6 +27,7 @@ class Metric:
     unit: "nats", "share", "probability" or "1" (dimensionless).
     array: the field of Divergence that is aggregated.
     aggregate: how.
+    limits: the values that it can take.
     """
 
     name: str
@@ -32,11 +36,16 @@ class Metric:
     description: str
     array: str
     aggregate: Aggregate
+    limits: tuple[float, float]
 
     def values(self, divergence: Divergence) -> Float64:
         """float64 [T]: the array that is aggregated, NaN where it is unknown."""
-        values: Float64 = getattr(divergence, self.array).astype(np.float64)
+        values: Float64 = getattr(divergence, self.array).astype(np.float64, copy=False)
         return values
+
+    def column(self, divergence: Divergence) -> Column:
+        """The values and their aggregate, for intervals."""
+        return Column(self.values(divergence), self.aggregate, self.limits)
 
     def known(self, divergence: Divergence) -> int:
         """Number of positions that have a value."""
@@ -49,6 +58,53 @@ class Metric:
         if known.size == 0:
             raise InvalidAnswerError(f"{self.name}: none of {values.size} positions has a value to aggregate")
         return self.aggregate.evaluate(known)
+
+
+def metric_intervals(
+    divergence: Divergence,
+    names: Iterable[str] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> dict[str, Interval | None]:
+    """Confidence intervals, by prompt, of the named metrics (default: all); None for a single prompt."""
+    columns = {name: METRICS[name].column(divergence) for name in (METRICS if names is None else names)}
+    return bootstrap_intervals(
+        columns, divergence.prompt, resamples=resamples, confidence=confidence, seed=seed
+    )
+
+
+def metric_change(
+    accepted: Divergence,
+    candidate: Divergence,
+    name: str,
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> PairedChange:
+    """How the metric `name` against one baseline moved from `accepted` to `candidate`, paired by position.
+
+    Both are comparisons with the same baseline over the same positions; InvalidAnswerError otherwise, or
+    where no position has a value on both sides.
+    """
+    same = accepted.positions == candidate.positions and bool(
+        (accepted.prompt == candidate.prompt).all() and (accepted.position == candidate.position).all()
+    )
+    if not same:
+        raise InvalidAnswerError(
+            f"the accepted run ({accepted.positions} positions) and the candidate ({candidate.positions}) do "
+            "not cover the same positions of the same prompts"
+        )
+    before, after = METRICS[name].column(accepted), METRICS[name].column(candidate)
+    if bool((np.isnan(before.values) | np.isnan(after.values)).all()):
+        raise InvalidAnswerError(
+            f"{name}: no position has a value in both the accepted run and the candidate"
+        )
+    return paired_change(
+        before, after, accepted.prompt, resamples=resamples, confidence=confidence, seed=seed
+    )
 
 
 _UPPER_TAIL: tuple[tuple[str, Aggregate], ...] = (
@@ -71,11 +127,21 @@ _LOWER_TAIL: tuple[tuple[str, Aggregate], ...] = (
 )
 
 
+def _limits(name: str, array: str) -> tuple[float, float]:
+    if array == "log_probability_drop":
+        return -math.inf, math.inf
+    if name == "probability_shift_mean":
+        return -1.0, 1.0
+    if array == "js":
+        return 0.0, math.log(2)
+    return 0.0, math.inf if array.startswith("kl") else 1.0
+
+
 def _build() -> dict[str, Metric]:
     metrics: list[Metric] = []
 
     def add(name: str, better: Better, unit: str, description: str, array: str, aggregate: Aggregate) -> None:
-        metrics.append(Metric(name, better, unit, description, array, aggregate))
+        metrics.append(Metric(name, better, unit, description, array, aggregate, _limits(name, array)))
 
     def family(array: str, better: Better, unit: str, description: str) -> None:
         for suffix, aggregate in _UPPER_TAIL if better == "lower" else _LOWER_TAIL:
@@ -85,14 +151,14 @@ def _build() -> dict[str, Metric]:
     family("kl_uniform", "lower", "nats", "KL with the unseen mass spread evenly (the published recipe)")
     family("js", "lower", "nats", "lower bound of the Jensen-Shannon divergence")
     family("cosine", "higher", "1", "cosine of the probability vectors over both top-K")
-    add("agreement", "higher", "share", "positions with the same most likely token", "agreement", Mean())
+    add("agreement", "higher", "share", "positions with the same most likely token", "agreement", Share())
     add(
         "confident_flips",
         "lower",
         "share",
         "positions where the baseline's most likely token led by more than 0.2 and the candidate has another",
         "confident_flip",
-        Mean(),
+        Share(),
     )
     shift = "change of the reference token's probability"
     add("probability_shift_mean", "higher", "probability", f"{shift}, mean", "probability_shift", Mean())
