@@ -6,12 +6,9 @@ What a recording looks like on disk is the business of `baseline`.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Literal, Protocol
-
-import numpy as np
 
 import pytest_quantguard
 from pytest_quantguard.baseline.manifest import (
@@ -30,7 +27,7 @@ from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_c
 from pytest_quantguard.measure.comparison import noise_floor
 from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
 from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
-from pytest_quantguard.measure.identity import describe_model, describe_server
+from pytest_quantguard.measure.identity import describe_environment, describe_model, describe_server
 from pytest_quantguard.prompts.suite import PromptSuite
 from pytest_quantguard.serving.answers import Capabilities
 
@@ -206,11 +203,7 @@ def _manifest(
         ),
         server=describe_server(asked_of, capabilities),
         repeats=repeats,
-        environment={
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "machine": platform.machine(),
-        },
+        environment=describe_environment(),
     )
 
 

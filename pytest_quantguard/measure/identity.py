@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_quantguard.baseline.manifest import ModelRecord, ServerRecord
+import numpy as np
+
+from pytest_quantguard.baseline.compatibility import Difference, environment_differences
+from pytest_quantguard.baseline.manifest import Manifest, ModelRecord, ServerRecord
 from pytest_quantguard.config import AttachServer, EmulatorServer, ServerConfig, SglangServer
 from pytest_quantguard.serving.answers import Capabilities
 
@@ -62,3 +66,24 @@ def describe_server(asked_of: ServerConfig, capabilities: Capabilities) -> Serve
         device=capabilities.device,
         faults=list(asked_of.faults) if isinstance(asked_of, EmulatorServer) else [],
     )
+
+
+def describe_environment() -> dict[str, str]:
+    """What this process runs on, as far as it may change the emulator's numbers."""
+    return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
+
+
+def environment_changes(accepted: Manifest, model: ModelRecord, server: ServerRecord) -> list[Difference]:
+    """(what, accepted, now) of everything about model, server, device and environment that differs.
+
+    A drift verdict must say these: KL(accepted || candidate) means little once kernels, batch shapes or
+    devices changed, and the paired change of KL to BF16 carries the verdict then.
+    """
+    before, after = accepted.model.model_dump(), model.model_dump()
+    changed = [
+        (f"model.{name}", str(before[name]), str(after[name]))
+        for name in before
+        if before[name] != after[name]
+    ]
+    now = accepted.model_copy(update={"server": server, "environment": describe_environment()})
+    return changed + environment_differences(accepted, now)

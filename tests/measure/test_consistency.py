@@ -15,6 +15,7 @@ from pytest_quantguard.measure.cells import measure_cell
 from pytest_quantguard.measure.consistency import compare_with_itself, own_noise
 from pytest_quantguard.measure.decode import DecodeChoice
 from pytest_quantguard.measure.drift import measure_drift, require_same_texts
+from pytest_quantguard.measure.identity import environment_changes
 
 from .test_capture import CAPABILITIES, SUITE, ToyServer, jitter, make_config, measured
 from .toy import ToyClient, toy_prompts
@@ -167,3 +168,20 @@ def test_a_cell_that_was_not_accepted_is_refused() -> None:
     _, baseline, accepted = accepted_run(ToyClient())
     with pytest.raises(BaselineError, match=r"accepted run has no cell prefill-bs4. Its cells: prefill-bs1"):
         measure_drift(cell(ToyClient(), "prefill", 4).cell, accepted=accepted, baseline=baseline)
+
+
+def test_environment_changes_name_what_may_change_numbers() -> None:
+    _, _, accepted = accepted_run(ToyClient())
+    manifest = accepted.manifest
+    assert environment_changes(manifest, manifest.model, manifest.server) == []
+    arguments = {**manifest.server.arguments, "attention": {"backend": "fa3"}}
+    server = manifest.server.model_copy(
+        update={"version": "2", "device": "another GPU", "arguments": arguments}
+    )
+    model = manifest.model.model_copy(update={"revision": "main"})
+    assert environment_changes(manifest, model, server) == [
+        ("model.revision", "None", "main"),
+        ("server.arguments.attention.backend", "not stated", "fa3"),
+        ("server.device", "cpu", "another GPU"),
+        ("server.version", "1", "2"),
+    ]
