@@ -107,7 +107,7 @@ def _flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
