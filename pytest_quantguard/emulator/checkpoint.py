@@ -214,7 +214,7 @@ def _open_weights(
         )
     if quantization not in (None, AS_STORED):
         raise ModelError(
-            f"{files.folder}: already quantized ({published.method}, {published.path.name}) and cannot become "
+            f"{files.folder}: already quantized ({published.method}, {published.path.name}), cannot become "
             f"{quantization!r}; leave `quantization` out, or use the unquantized model"
         )
     weights = PublishedWeights(files, config, dtype, published)

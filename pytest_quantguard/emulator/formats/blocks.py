@@ -33,3 +33,9 @@ def row_amax(x: Float32) -> Float32:
 def safe_divisor(scale: Float32) -> Float32:
     """`scale` with zeros replaced by one: what is divided by it is then multiplied by the zero again."""
     return np.where(scale == 0, np.float32(1.0), scale)
+
+
+def check_static_scale(scale: float | None) -> None:
+    """Raises ValueError unless a checkpoint's activation scale is usable; None stands for a dynamic one."""
+    if scale is not None and not 0 < scale < np.inf:
+        raise ValueError(f"a static activation scale must be positive and finite, found {scale}")

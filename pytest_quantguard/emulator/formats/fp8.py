@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor, UInt8
-from pytest_quantguard.emulator.formats.blocks import row_amax, safe_divisor
+from pytest_quantguard.emulator.formats.blocks import check_static_scale, row_amax, safe_divisor
 from pytest_quantguard.emulator.formats.minifloat import E4M3, MiniFloat
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
@@ -73,7 +73,7 @@ class FP8Tensor(QuantizedTensor):
 
 def _weight_scale(weight: Float32, element: MiniFloat, granularity: WeightGranularity) -> Float32:
     if granularity == "tensor":
-        amax = np.abs(weight).max(initial=0.0, keepdims=True)
+        amax = row_amax(weight).max(initial=0.0, keepdims=True)
     elif granularity == "channel":
         amax = row_amax(weight)
     else:
@@ -105,12 +105,14 @@ class FP8Activation:
     scale: float | None = None
     element: MiniFloat = E4M3
 
+    def __post_init__(self) -> None:
+        check_static_scale(self.scale)
+
     def __call__(self, x: Float32) -> Float32:
         """x: float32 [rows, in_features] -> the nearest FP8 values, same shape. NaN stays NaN."""
         largest = np.float32(self.element.largest)
         scale: Float32 | np.float32
         if self.scale is not None:
-            # A static scale of 0 gives Inf and NaN here, as it does on a device.
             scale = np.float32(self.scale)
         elif self.granularity == "token":
             scale = safe_divisor(row_amax(x) / largest)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor, UInt8
-from pytest_quantguard.emulator.formats.blocks import block_amax, safe_divisor
+from pytest_quantguard.emulator.formats.blocks import block_amax, check_static_scale, safe_divisor
 from pytest_quantguard.emulator.formats.minifloat import E2M1, E4M3
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
@@ -103,6 +103,9 @@ class NVFP4Activation:
 
     global_scale: float | None = None
 
+    def __post_init__(self) -> None:
+        check_static_scale(self.global_scale)
+
     def __call__(self, x: Float32) -> Float32:
         """x: float32 [rows, in_features] -> the nearest NVFP4 values, same shape. A block with a NaN becomes
         NaN."""
@@ -113,7 +116,6 @@ class NVFP4Activation:
             global_scale = scale.max(axis=1, keepdims=True, initial=0.0) / _RANGE
             divisor = _SIX * safe_divisor(global_scale)
         else:
-            # A static scale of 0 gives Inf and NaN here, as it does on a device.
             global_scale = np.full((1, 1), self.global_scale, np.float32)
             divisor = _SIX * global_scale
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
