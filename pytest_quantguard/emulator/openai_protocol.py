@@ -18,7 +18,8 @@ Json = Any
 
 SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "json_schema", "regex", "ebnf", "ignore_eos",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "json_schema", "regex",
+    "ebnf", "ignore_eos",
     "skip_special_tokens", "no_stop_trim",
 )  # fmt: skip
 REFUSED = ("tools", "functions", "custom_logit_processor", "lora_path", "suffix", "best_of")

@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per page of the prefix cache (default: %(default)s)",
     )
     add("--context-length", type=positive, help="default: the model's")
-    add("--api-key", default=os.environ.get("QUANTGUARD_EMULATOR_API_KEY"), 
-        help="ask for Authorization: Bearer KEY; default: the variable QUANTGUARD_EMULATOR_API_KEY")  # fmt: skip
+    add("--api-key", default=os.environ.get("QUANTGUARD_EMULATOR_API_KEY"),
+        help="ask for Authorization: Bearer KEY (default: $QUANTGUARD_EMULATOR_API_KEY)")  # fmt: skip
     add("--served-model-name", help="default: the model's name or folder as given")
 
 

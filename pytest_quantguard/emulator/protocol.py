@@ -127,7 +127,7 @@ def refuse_unsupported(body: Mapping[str, Json]) -> None:
     if body.get("custom_logit_processor"):
         raise rejected(
             "custom_logit_processor is refused: the emulator never loads serialized code. To force the "
-            "generated tokens send forced_output_ids: [token id, ...] (for a batch, one such list per prompt); "
+            "generated tokens send forced_output_ids: [token id, ...] (for a batch, a list per prompt); "
             "the log-probabilities stay the model's own."
         )
     if body.get("input_embeds") is not None:
@@ -238,29 +238,7 @@ class ItemReader:
         forced: list[int] | None,
     ) -> SequenceRequest:
         """The engine's request for one prompt."""
-        room = self.limits.context_length - len(prompt)
-        steps = sampling.max_new_tokens
-        if (
-            steps is not None
-            and steps + len(prompt) > self.limits.context_length
-            and sampling.explicit_length
-        ):
-            raise rejected(
-                "Requested token count exceeds the model's maximum context length of "
-                f"{self.limits.context_length} tokens. You requested a total of {steps + len(prompt)} "
-                f"tokens: {len(prompt)} tokens from the input messages and {steps} tokens for the completion. Please "
-                "reduce the number of tokens in the input messages or the completion to fit within the limit."
-            )
-        steps = room if steps is None else min(steps, room)
-        if forced is not None:
-            if not sampling.explicit_length:
-                steps = min(len(forced), room)
-            if len(forced) > room:
-                raise rejected(
-                    f"forced_output_ids holds {len(forced)} tokens, but only {room} fit after a prompt of "
-                    f"{len(prompt)} in a context of {self.limits.context_length}."
-                )
-            steps = min(steps, len(forced))
+        steps = self.steps(len(prompt), sampling, forced)
         return SequenceRequest(
             rid=rid,
             input_ids=tuple(prompt),
@@ -275,8 +253,29 @@ class ItemReader:
             logprob_start_len=self.start(start, len(prompt)) if options.return_logprob else -1,
             top_logprobs_num=options.top_logprobs_num,
             token_ids_logprob=tuple(selected or ()) if options.return_logprob else (),
-            forced_ids=None if forced is None else tuple(forced[:steps]),
+            forced_ids=tuple(forced[:steps]) if forced and steps else None,
         )
+
+    def steps(self, length: int, sampling: SamplingParameters, forced: list[int] | None) -> int:
+        """Tokens to generate at most: as asked, as forced, as the context has room for."""
+        context = self.limits.context_length
+        room = context - length
+        steps = sampling.max_new_tokens
+        if sampling.explicit_length and steps is not None and steps > room:
+            raise rejected(
+                f"Requested token count exceeds the model's maximum context length of {context} tokens. You "
+                f"requested a total of {steps + length} tokens: {length} tokens from the input messages and "
+                f"{steps} tokens for the completion. Please reduce the number of tokens in the input messages "
+                "or the completion to fit within the limit."
+            )
+        if forced is None:
+            return room if steps is None else min(steps, room)
+        if len(forced) > room:
+            raise rejected(
+                f"forced_output_ids holds {len(forced)} tokens, but only {room} fit after a prompt of {length} "
+                f"in a context of {context}."
+            )
+        return min(steps, len(forced)) if sampling.explicit_length and steps is not None else len(forced)
 
     def start(self, start: int | None, length: int) -> int:
         """The engine's start: the prompt's own length means no prompt rows, as the default -1 does."""
