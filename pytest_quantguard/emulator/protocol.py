@@ -265,15 +265,15 @@ class ItemReader:
             raise rejected(
                 f"Requested token count exceeds the model's maximum context length of {context} tokens. You "
                 f"requested a total of {steps + length} tokens: {length} tokens from the input messages and "
-                f"{steps} tokens for the completion. Please reduce the number of tokens in the input messages "
-                "or the completion to fit within the limit."
+                f"{steps} tokens for the completion. Please reduce the number of tokens in the input "
+                "messages or the completion to fit within the limit."
             )
         if forced is None:
             return room if steps is None else min(steps, room)
         if len(forced) > room:
             raise rejected(
-                f"forced_output_ids holds {len(forced)} tokens, but only {room} fit after a prompt of {length} "
-                f"in a context of {context}."
+                f"forced_output_ids holds {len(forced)} tokens, but only {room} fit after a prompt of "
+                f"{length} in a context of {context}."
             )
         return min(steps, len(forced)) if sampling.explicit_length and steps is not None else len(forced)
 
