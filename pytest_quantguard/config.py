@@ -241,8 +241,8 @@ class DriftConfig(MetricKeys):
     on_failure: Literal["fail", "warn"] = "fail"
     divergence: MetricBounds | None = Field(
         default=None,
-        description="Bounds on accepted against candidate, not on their change against BF16: for the same build "
-        "on the same device.",
+        description="Bounds on accepted against candidate, not on their change against BF16: for one build "
+        "on one device.",
     )
 
     @property
@@ -285,8 +285,8 @@ class SelfCheck(Model):
     """One way of asking the candidate against another way that should give the same.
 
     With quantized activations two correct kernels differ a lot position by position, so the first judge is
-    the paired change of KL to BF16; `max_kl` bounds the KL between the two ways and suits candidates whose own
-    noise is small.
+    the paired change of KL to BF16; `max_kl` bounds the KL between the two ways, and suits candidates whose
+    own noise is small.
     """
 
     max_increase: Increase = Increase(amount=0.25, relative=True)
@@ -309,7 +309,7 @@ class ValidityConfig(Model):
     """What makes an answer unusable, whatever its numbers."""
 
     min_captured_mass: float = Field(
-        default=0.3, ge=0, le=1, description="Least mean probability that the candidate's top K must cover."
+        default=0.05, ge=0, le=1, description="Least probability that the top K covers at every position."
     )
     require_quantized: bool | None = Field(
         default=None,

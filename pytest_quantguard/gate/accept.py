@@ -1,0 +1,48 @@
+"""Stores a run's answers as the accepted run, if nothing spoke against them."""
+
+from __future__ import annotations
+
+from pytest_quantguard.baseline.recording import Cell, CellKey
+from pytest_quantguard.baseline.store import write_recording
+from pytest_quantguard.errors import BaselineError
+from pytest_quantguard.gate.judge import judge
+from pytest_quantguard.gate.plan import plan_checks
+from pytest_quantguard.gate.portable import portable
+from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.measure.capture import accept
+
+
+def accept_run(trial: Trial) -> str:
+    """Judge everything but drift and speed, then store; returns a sentence for the user.
+
+    Raises `BaselineError` that names the checks which failed: a run that is not within budget is no model for later
+    ones.
+    """
+    failed = [
+        result.id
+        for result in (
+            judge(trial, check) for check in plan_checks(trial.config) if check.kind not in ("drift", "speed")
+        )
+        if result.outcome == "failed"
+    ]
+    if failed:
+        raise BaselineError(
+            f"Not accepted: {len(failed)} checks failed ({', '.join(failed[:5])}{', ...' if len(failed) > 5 else ''}). "
+            "Mend them or change their bounds, then accept again."
+        )
+    measured = trial.measured()
+    firsts = [measurement for (_, warm, repeat), measurement in measured.items() if not warm and repeat == 0]
+    repeats: dict[CellKey, list[Cell]] = {}
+    for (key, warm, repeat), measurement in measured.items():
+        if not warm and repeat > 0:
+            repeats.setdefault(key, []).append(measurement.cell)
+    recording = accept(
+        firsts,
+        config=portable(trial.config, trial.config_path.parent),
+        capabilities=trial.server().capabilities,
+        baseline=trial.baseline(),
+        repeats=repeats,
+    )
+    folder = trial.accepted_folder()
+    write_recording(folder, recording)
+    return f"accepted run written to {folder}; drift is judged against it from now on."

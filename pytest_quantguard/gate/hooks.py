@@ -1,0 +1,231 @@
+"""The hooks of a session that has gates. They only delegate: state is in `session.py`, tests are in `items.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pytest_quantguard
+from pytest_quantguard.errors import ConfigError, QuantguardError
+from pytest_quantguard.gate.items import BrokenGate, CheckItem, Gate, GateItem
+from pytest_quantguard.report.terminal import render
+from pytest_quantguard.results import CheckResult, RunResult
+from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
+
+PUBLISHED = "quantguard"
+DISTRIBUTIONS = ("load", "worksteal")
+
+
+def start_session(config: pytest.Config) -> None:
+    """Put a `GateSession` on the stash and register the hooks; decide what else is collected."""
+    repeats = config.getoption("quantguard_repeats")
+    if repeats is not None and repeats < 1:
+        raise pytest.UsageError(f"--quantguard-repeats={repeats}: at least 1 is needed.")
+    update, accept = config.getoption("quantguard_update_baseline"), config.getoption("quantguard_accept")
+    if update and accept:
+        raise pytest.UsageError("--quantguard-update-baseline and --quantguard-accept exclude each other.")
+    invoked_in = config.invocation_params.dir
+    options = SessionOptions(
+        config_paths=tuple(Path(path) for path in config.getoption("quantguard_config")),
+        output=invoked_in / (config.getoption("quantguard_output") or DEFAULT_OUTPUT),
+        repeats=repeats or 1,
+        accept=accept,
+        update_baseline=update,
+        worker=_worker_number(config),
+    )
+    state = GateSession(options, progress=_progress(config))
+    config.stash[SESSION] = state
+    config.pluginmanager.register(GateHooks(state), "quantguard-gates")
+    _narrow_arguments(config, state)
+
+
+def _worker_number(config: pytest.Config) -> int | None:
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    return int(worker.removeprefix("gw")) if worker else None
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    """Lines between the test results, at -v; nothing in workers, which have no terminal."""
+
+    def tell(line: str) -> None:
+        terminal = config.pluginmanager.getplugin("terminalreporter")
+        if terminal is not None and config.getoption("verbose") > 0:
+            terminal.ensure_newline()
+            terminal.write_line(f"quantguard: {line}")
+
+    return tell
+
+
+def _narrow_arguments(config: pytest.Config, state: GateSession) -> None:
+    """Without paths on the command line only the gates are collected; ids of our tests are not paths."""
+    if config.args_source != pytest.Config.ArgsSource.ARGS:
+        config.args = []
+        config.args_source = pytest.Config.ArgsSource.ARGS
+        return
+    ours = tuple(arg for arg in config.args if _is_own_id(arg, config, state))
+    state.selection = ours
+    config.args = [arg for arg in config.args if arg not in ours]
+
+
+def _is_own_id(argument: str, config: pytest.Config, state: GateSession) -> bool:
+    name = argument.split("::", 1)[0]
+    if (config.invocation_params.dir / name).exists():
+        return False
+    try:
+        return any(trial.config.name == name for trial in state.trials())
+    except ConfigError:
+        return False
+
+
+class GateHooks:
+    """Hooks of controller, worker and undistributed session."""
+
+    def __init__(self, state: GateSession) -> None:
+        self.state = state
+        self.results: list[RunResult] = []
+        self.problems: list[str] = []
+
+    def pytest_report_header(self) -> list[str]:
+        """One line per config."""
+        try:
+            return [
+                f"quantguard {pytest_quantguard.__version__}: {trial.config.name} ({trial.config_path}), "
+                f"baseline {trial.config.baseline}"
+                for trial in self.state.trials()
+            ]
+        except ConfigError:
+            return [f"quantguard: {', '.join(map(str, self.state.options.config_paths))}"]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add the gates to what the session collects."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.result is not None:
+            report.result = [*report.result, *self._gates(collector)]
+        return report
+
+    def _gates(self, session: pytest.Session) -> list[pytest.Collector]:
+        try:
+            return [Gate.of(session, self.state, trial) for trial in self.state.trials()]
+        except ConfigError as error:
+            return [BrokenGate.of(session, error)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Of our tests keep those that were named on the command line, if any were."""
+        if not self.state.selection:
+            return
+        dropped = [
+            item
+            for item in items
+            if isinstance(item, GateItem)
+            and not any(item.nodeid == chosen or item.gate.name == chosen for chosen in self.state.selection)
+        ]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = [item for item in items if item not in dropped]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Remember what was selected, to know at the end what is missing."""
+        for item in session.items:
+            if isinstance(item, CheckItem):
+                self.state.planned.setdefault(item.gate.name, []).append(item.check.name)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send what a check found along with pytest's report."""
+        report = yield
+        if isinstance(item, CheckItem) and (call.when == "call" or not report.passed):
+            found = _found(item, call, report)
+            sent = {"config": item.gate.name, "check": found.model_dump(mode="json")}
+            report.quantguard = sent  # type: ignore[attr-defined]
+            if call.when == "call":
+                figures = ((name, getattr(found, name)) for name in ("metric", "value", "bound"))
+                report.user_properties += [pair for pair in figures if pair[1] is not None]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep it; runs in the controller under xdist."""
+        found = getattr(report, "quantguard", None)
+        if found is not None:
+            self.state.record(found["config"], CheckResult.model_validate(found["check"]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Publish or write the results, and stop the servers whatever happens."""
+        try:
+            if self.state.options.worker is not None:
+                session.config.workeroutput[PUBLISHED] = self.state.publish()  # type: ignore[attr-defined]
+            else:
+                self._finish(session)
+        finally:
+            self.state.close()
+
+    def _finish(self, session: pytest.Session) -> None:
+        if session.config.getoption("collectonly"):
+            return
+        try:
+            self.results = self.state.finish()
+        except QuantguardError as error:
+            self.problems.append(str(error))
+
+    def pytest_unconfigure(self) -> None:
+        """The last chance to stop the servers."""
+        self.state.close()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table."""
+        for result in self.results:
+            terminalreporter.section(f"quantguard: {result.name}", sep="=")
+            for line in render(result, width=terminalreporter._tw.fullwidth):
+                terminalreporter.line(line.text, **line.markup)
+        for problem in self.problems:
+            terminalreporter.line(problem, red=True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Keep all tests of one gate on one worker: they share a server."""
+        distribution = config.getvalue("dist")
+        if distribution == "each":
+            raise pytest.UsageError(
+                "--dist=each would start every gate's server once per worker; use --dist=load."
+            )
+        if distribution not in DISTRIBUTIONS:
+            return None
+        from pytest_quantguard.gate.distribution import GateScheduling
+
+        return GateScheduling(config, log, [trial.config.name for trial in self.state.trials()])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take in what a worker published; a crashed worker has published nothing."""
+        published = getattr(node, "workeroutput", {}).get(PUBLISHED)
+        if published is not None:
+            self.state.merge(published)
+
+
+def _found(item: CheckItem, call: pytest.CallInfo[None], report: pytest.TestReport) -> CheckResult:
+    """What the item found, or why it found nothing."""
+    if item.result is not None and call.when == "call":
+        return item.result
+    check, outcome = item.check, "skipped" if report.skipped else "error"
+    message = "" if call.excinfo is None else str(call.excinfo.value)
+    return CheckResult.model_validate(
+        {
+            "id": check.name,
+            "kind": check.kind,
+            "phase": check.cell.phase if check.cell else None,
+            "batch_size": check.cell.batch_size if check.cell else None,
+            "metric": check.metric,
+            "outcome": outcome,
+            "message": message,
+            "extra": {"comparison": check.comparison} if check.comparison else {},
+        }
+    )

@@ -1,0 +1,201 @@
+"""The built-in tests as pytest nodes: a collector per config, an item per check."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_quantguard.errors import ConfigError, QuantguardError
+from pytest_quantguard.gate.accept import accept_run
+from pytest_quantguard.gate.capture import record_baseline
+from pytest_quantguard.gate.judge import judge
+from pytest_quantguard.gate.plan import Check, plan_checks
+from pytest_quantguard.gate.speed import time_requests
+from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.results import CheckResult
+from pytest_quantguard.session import GateSession
+
+
+class CheckFailed(Exception):  # noqa: N818 - a verdict, not an error
+    """A check ran and did not hold; its text is the whole message."""
+
+
+class QuantguardWarning(UserWarning):
+    """A check that did not hold and that the config wants as a warning only."""
+
+
+class Gate(pytest.Collector):
+    """All checks of one config."""
+
+    trial: Trial
+    state: GateSession
+
+    @classmethod
+    def of(cls, parent: pytest.Session, state: GateSession, trial: Trial) -> Gate:
+        """The collector of `trial`."""
+        gate = cls.from_parent(parent, name=trial.config.name, nodeid=trial.config.name)
+        gate.state, gate.trial = state, trial
+        return gate
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One item per check; to capture or to accept are items too."""
+        options = self.state.options
+        if options.update_baseline:
+            yield Errand.of(self, "capture_baseline", lambda: record_baseline(self.trial))
+            return
+        for check in plan_checks(self.trial.config):
+            if options.accept and check.kind == "drift":
+                continue
+            yield TimedCheck.of(self, check) if check.kind == "speed" else JudgedCheck.of(self, check)
+        if options.accept:
+            yield Errand.of(self, "accept", lambda: accept_run(self.trial))
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.name}>"
+
+
+class BrokenGate(pytest.Collector):
+    """Stands for configs that cannot be loaded: a collection error with the reason."""
+
+    error: ConfigError
+
+    @classmethod
+    def of(cls, parent: pytest.Session, error: ConfigError) -> BrokenGate:
+        """The collector that fails with `error`."""
+        gate = cls.from_parent(parent, name="quantguard-config", nodeid="quantguard-config")
+        gate.error = error
+        return gate
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Never returns."""
+        raise self.CollectError(str(self.error))
+
+
+class GateItem(pytest.Item):
+    """What all items of a gate share: where they say they are, and failures without a traceback."""
+
+    gate: Gate
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """The gate's name stands where other tests have a file."""
+        return self.config.rootpath / self.gate.name, None, self.name
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The message alone; anything unexpected is a bug and gets its traceback."""
+        if not isinstance(excinfo.value, CheckFailed | QuantguardError):
+            return super().repr_failure(excinfo, style)
+        shown = excinfo.getrepr(style="value", chain=False)
+        if shown.reprcrash is not None:
+            first_line = str(excinfo.value).split("\n", 1)[0]
+            shown.reprcrash = dataclasses.replace(shown.reprcrash, message=first_line)
+        return shown
+
+
+class CheckItem(GateItem):
+    """A check as a test. `result` is there once it was judged."""
+
+    check: Check
+    result: CheckResult | None = None
+
+    def attach(self, gate: Gate, check: Check) -> None:
+        """Give the item its check, and the names by which -k and -m find it."""
+        self.gate, self.check = gate, check
+        self.add_marker(pytest.mark.quantguard)
+        words = {check.kind, check.metric or "", check.cell.phase if check.cell else ""}
+        self.extra_keyword_matches.update(words - {""})
+
+    def report_outcome(self) -> None:
+        """Fail or warn as the result says."""
+        assert self.result is not None
+        if self.result.outcome == "failed":
+            raise CheckFailed(self.result.message)
+        if self.result.outcome == "warned":
+            warnings.warn(QuantguardWarning(f"{self.nodeid}: {self.result.message}"), stacklevel=2)
+
+
+class JudgedCheck(CheckItem):
+    """A check of answers: what it needs is measured in setup, so that a missing server is an error, not a failure."""
+
+    @classmethod
+    def of(cls, gate: Gate, check: Check) -> JudgedCheck:
+        """The item of `check`."""
+        item = cls.from_parent(gate, name=check.name)
+        item.attach(gate, check)
+        return item
+
+    def setup(self) -> None:
+        """Measure and judge."""
+        with self.gate.trial.told_once(self.nodeid):
+            self.result = judge(self.gate.trial, self.check)
+
+    def runtest(self) -> None:
+        """Report the verdict."""
+        self.report_outcome()
+
+
+class TimedCheck(CheckItem, pytest.Function):
+    """A check of time, run by pytest-benchmark's `benchmark` fixture."""
+
+    @classmethod
+    def of(cls, gate: Gate, check: Check) -> TimedCheck:
+        """The item of `check`."""
+
+        def timed(benchmark: Any) -> CheckResult:
+            return time_requests(gate.trial, check, benchmark)
+
+        def refused() -> None:
+            raise ConfigError(
+                "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, or set "
+                "`speed: null` in the config."
+            )
+
+        available = gate.config.pluginmanager.hasplugin("benchmark")
+        item = cls.from_parent(gate, name=check.name, callobj=timed if available else refused)
+        item.attach(gate, check)
+        return item
+
+    def setup(self) -> None:
+        """Refuse where nothing could be timed; start the server before the clock."""
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            raise ConfigError(
+                "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, and workers "
+                "disturb each other's timings. Run the timing without -n (pytest -k speed ...), and leave it out of the "
+                "distributed run (-k 'not speed')."
+            )
+        if self.config.getoption("benchmark_disable", False):
+            pytest.skip("--benchmark-disable: not timed")
+        with self.gate.trial.told_once(self.nodeid):
+            self.gate.trial.baseline()
+            self.gate.trial.server()
+        super().setup()
+
+    def runtest(self) -> None:
+        """Time the requests and report."""
+        self.result = self.obj(**{name: self.funcargs[name] for name in self._fixtureinfo.argnames})
+        self.report_outcome()
+
+
+class Errand(GateItem):
+    """Something to do rather than to check: capture a baseline, accept a run."""
+
+    run: Callable[[], str]
+    said: str = ""
+
+    @classmethod
+    def of(cls, gate: Gate, name: str, run: Callable[[], str]) -> Errand:
+        """The item that runs `run`, which returns a sentence about what it did."""
+        item = cls.from_parent(gate, name=name)
+        item.gate, item.run = gate, run
+        item.add_marker(pytest.mark.quantguard)
+        return item
+
+    def runtest(self) -> None:
+        """Do it."""
+        self.said = self.run()
+        self.gate.trial.progress(self.said)

@@ -1,0 +1,323 @@
+"""From measurements to a verdict: one function per kind of check, the same for tests, commands and selftest.
+
+Raises `QuantguardError` where a check cannot be judged; a check that was judged returns its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pytest_quantguard.baseline.recording import CellKey
+from pytest_quantguard.config import Decision, Increase
+from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.gate.diagnose import diagnose_trial
+from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
+from pytest_quantguard.gate.plan import Check
+from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.gate.validity import judge_quantized, judge_validity, require_valid
+from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.metrics import METRICS, Metric, metric_change, metric_intervals
+from pytest_quantguard.measure.consistency import SelfComparison, compare_with_itself
+from pytest_quantguard.measure.drift import DriftMeasurement, measure_drift
+from pytest_quantguard.measure.identity import describe_server, environment_changes
+from pytest_quantguard.results import CheckResult, Kind, Outcome
+from pytest_quantguard.stats.bootstrap import Interval
+from pytest_quantguard.stats.decision import Verdict, decide, decide_drift
+from pytest_quantguard.stats.paired import PairedChange
+from pytest_quantguard.stats.power import smallest_detectable_change
+
+
+def judge(trial: Trial, check: Check) -> CheckResult:
+    """What `check` found on `trial`. Raises `QuantguardError` with the cause where it cannot be judged."""
+    return JUDGES[check.kind](trial, check)
+
+
+def _judge_server(trial: Trial, check: Check) -> CheckResult:
+    """The server runs, is what the config says, and there is a baseline that belongs to the config."""
+    trial.baseline()
+    server = trial.server()
+    said = server.capabilities
+    return CheckResult(
+        id=check.name,
+        kind=check.kind,
+        outcome="passed",
+        message=f"{said.kind} {said.version or ''}, {said.model_path}, quantization {said.quantization}",
+    )
+
+
+def _judge_validity(trial: Trial, check: Check) -> CheckResult:
+    return judge_quantized(trial, check) if check.cell is None else judge_validity(trial, check)
+
+
+def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
+    """A metric against BF16 within its bound."""
+    key, metric = _parts(check)
+    assert check.bound is not None
+    require_valid(trial, key)
+    divergence = trial.comparison(key).divergence
+    interval = intervals_of(trial, ("comparison", key), divergence).get(metric.name)
+    verdict = decide(
+        metric=metric.name,
+        value=metric.of(divergence),
+        bound=check.bound.limit,
+        better=metric.better,
+        decision=check.bound.decision or trial.config.accuracy.decision,
+        interval=interval,
+        noise_floor=trial.baseline().noise_floor.get(key, {}).get(metric.name),
+        smallest_detectable=_detectable(interval),
+    )
+    result = _result(check, verdict, metric)
+    if verdict.passed:
+        return result
+    _require_judged(trial, verdict, f"accuracy.{metric.name}")
+    cells = trial.baseline().cells[key], trial.measurement(key).cell
+    details = [
+        *bullets("diagnosis", diagnose_trial(trial)),
+        *describe_worst(trial, metric, divergence, *cells, names=("bf16", "candidate")),
+    ]
+    return _failed(trial, result, f"{_where(key)}: {_headline(verdict, check.bound.limit, metric)}", details)
+
+
+def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
+    """Two ways of asking the candidate that should give the same: the paired change of KL to BF16 first."""
+    assert check.cell is not None
+    assert check.self_check is not None
+    assert check.comparison is not None
+    rule, metric = check.self_check, METRICS["kl_mean"]
+    compared = _compare_with_itself(trial, check)
+    assert compared.before is not None
+    assert compared.after is not None
+    change = metric_change(compared.before, compared.after, metric.name)
+    verdict = _decide_increase(metric, change, rule.max_increase, rule.decision)
+    between = compared.between.aggregate("kl_mean")
+    beyond = rule.max_kl is not None and between > rule.max_kl
+    result = _result(check, verdict, metric).model_copy(
+        update={
+            "extra": {
+                "comparison": check.comparison,
+                "before": change.before,
+                "after": change.after,
+                "kl_between": between,
+                "max_kl": rule.max_kl,
+                "identical_share": compared.bits.share,
+                "evidence": list(compared.evidence),
+            }
+        }
+    )
+    if verdict.passed and not beyond:
+        return result
+    _require_judged(trial, verdict, f"self_consistency.{check.comparison}.max_increase")
+    headline = f"{_where(check.cell)}: {compared.evidence[0]}: {verdict.sentence}."
+    if verdict.passed:
+        headline = (
+            f"{_where(check.cell)}: {compared.evidence[0]}: the KL between them is {number(between)}; at most "
+            f"{rule.max_kl} is allowed (self_consistency.{check.comparison}.max_kl)."
+        )
+    details = [
+        *labelled("KL to BF16", f"{number(change.before)} before, {number(change.after)} after"),
+        *labelled(
+            "KL between", f"{number(between)}; {compared.bits.share:.1%} of the rows are bit-identical"
+        ),
+        *bullets("evidence", compared.evidence[1:]),
+        *bullets("diagnosis", diagnose_trial(trial)),
+    ]
+    return _failed(trial, result, headline, details)
+
+
+def _compare_with_itself(trial: Trial, check: Check) -> SelfComparison:
+    key, comparison = check.cell, check.comparison
+    assert key is not None
+    assert comparison is not None
+    first, second = _self_pair(trial, key, comparison)
+    for one, _, _ in (first, second):
+        require_valid(trial, one)
+    ours, theirs = (trial.measurement(one, warm=warm, repeat=repeat) for one, warm, repeat in (first, second))
+
+    def compared() -> SelfComparison:
+        return compare_with_itself(comparison, ours, theirs, baseline=trial.baseline().cells)
+
+    return trial.once(("self", key, comparison), compared)
+
+
+def _self_pair(
+    trial: Trial, key: CellKey, comparison: str
+) -> tuple[tuple[CellKey, bool, int], tuple[CellKey, bool, int]]:
+    """(cell, warm, repeat) of what is held against, and of what is on trial."""
+    match comparison:
+        case "decode_against_prefill":
+            return (CellKey("prefill", key.batch_size), False, 0), (key, False, 0)
+        case "batch":
+            return (CellKey(key.phase, min(trial.config.suite.batch_sizes)), False, 0), (key, False, 0)
+        case "warm_cache":
+            return (key, False, 0), (key, True, 0)
+        case _:
+            return (key, False, 0), (key, False, 1)
+
+
+def _judge_drift(trial: Trial, check: Check) -> CheckResult:
+    """The candidate against its accepted run."""
+    key, metric = _parts(check)
+    drift = trial.config.accuracy.drift
+    assert drift is not None
+    accepted, baseline = trial.accepted(), trial.baseline()
+    require_valid(trial, key)
+    moved = trial.once(
+        ("drift", key),
+        lambda: measure_drift(trial.measurement(key).cell, accepted=accepted, baseline=baseline),
+    )
+    change = metric_change(moved.before, moved.after, metric.name)
+    if check.drift_bound is not None:
+        verdict = _decide_increase(
+            metric, change, check.drift_bound.max_increase, check.drift_bound.decision or drift.decision
+        )
+    else:
+        assert check.bound is not None
+        verdict = decide(
+            metric=f"{metric.name} from the accepted run",
+            value=metric.of(moved.between),
+            bound=check.bound.limit,
+            better=metric.better,
+            decision=check.bound.decision or drift.decision,
+            interval=intervals_of(trial, ("drift", key), moved.between).get(metric.name),
+        )
+    result = _result(check, verdict, metric).model_copy(
+        update={"extra": _drift_figures(check, change, moved)}
+    )
+    if verdict.passed:
+        return result
+    _require_judged(trial, verdict, f"accuracy.drift.{metric.name}")
+    details = [
+        *labelled("against BF16", f"{number(change.before)} accepted, {number(change.after)} now"),
+        *_affected(moved),
+        *bullets("changed since", _changes_since(trial)),
+        *bullets("diagnosis", diagnose_trial(trial)),
+        *describe_worst(
+            trial,
+            metric,
+            moved.between,
+            accepted.cells[key],
+            trial.measurement(key).cell,
+            names=("accepted", "candidate"),
+        ),
+    ]
+    failed = _failed(trial, result, f"{_where(key)}: {verdict.sentence}.", details)
+    return failed.model_copy(update={"outcome": "warned"}) if drift.on_failure == "warn" else failed
+
+
+def _drift_figures(check: Check, change: PairedChange, moved: DriftMeasurement) -> dict[str, object]:
+    return {
+        "comparison": check.metric if check.drift_bound else f"divergence {check.metric}",
+        "before": change.before,
+        "after": change.after,
+        "kl_between": moved.between.aggregate("kl_mean"),
+        "identical_share": moved.bits.share,
+        "first_affected": None if moved.first is None else moved.first.text_position,
+    }
+
+
+def _affected(moved: DriftMeasurement) -> list[str]:
+    if moved.first is None:
+        return labelled("rows", "all rows are bit-identical to the accepted run")
+    first = moved.first
+    text = (
+        f"{moved.bits.share:.1%} are bit-identical to the accepted run; {first.prompts} prompts differ, the first "
+        f"at span position {first.span_position}; with the fewest tokens before it: {first.prompt_id} after "
+        f"{first.text_position} tokens"
+    )
+    return labelled("rows", text)
+
+
+def _changes_since(trial: Trial) -> list[str]:
+    """What is different about model, server and device since the accepted run."""
+    server, config = trial.server(), trial.config
+    said = describe_server(config.candidate, server.capabilities)
+    rows = environment_changes(trial.accepted().manifest, trial.model_record(), said)
+    return [f"{name}: {before} -> {now}" for name, before, now in rows]
+
+
+def intervals_of(
+    trial: Trial, part: tuple[object, ...], divergence: Divergence
+) -> Mapping[str, Interval | None]:
+    """95 % intervals of all metrics of a comparison, computed once."""
+    known = [name for name, metric in METRICS.items() if metric.known(divergence) > 0]
+    return trial.once(("intervals", *part), lambda: metric_intervals(divergence, known))
+
+
+def _decide_increase(metric: Metric, change: PairedChange, allowed: Increase, decision: Decision) -> Verdict:
+    return decide_drift(
+        metric=metric.name,
+        change=change,
+        better=metric.better,
+        max_increase=allowed.amount,
+        relative=allowed.relative,
+        decision=decision,
+    )
+
+
+def _parts(check: Check) -> tuple[CellKey, Metric]:
+    assert check.cell is not None
+    assert check.metric is not None
+    return check.cell, METRICS[check.metric]
+
+
+def _detectable(interval: Interval | None) -> float | None:
+    if interval is None:
+        return None
+    return smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters)
+
+
+def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
+    outcome: Outcome = "passed" if verdict.passed else "failed"
+    interval = verdict.interval
+    return CheckResult(
+        id=check.name,
+        kind=check.kind,
+        phase=check.cell.phase if check.cell else None,
+        batch_size=check.cell.batch_size if check.cell else None,
+        metric=metric.name,
+        unit=metric.unit,
+        value=verdict.value,
+        bound=verdict.bound,
+        bound_side="max" if verdict.better == "lower" else "min",
+        interval=None if interval is None else (interval.low, interval.high),
+        noise_floor=verdict.noise_floor,
+        detectable_change=verdict.smallest_detectable,
+        near_bound=verdict.near_bound,
+        decision=verdict.decision,
+        outcome=outcome,
+        message=verdict.sentence,
+    )
+
+
+def _require_judged(trial: Trial, verdict: Verdict, key: str) -> None:
+    """A verdict that was refused is an error of the config, not of the candidate."""
+    if verdict.status == "refused":
+        raise ConfigError(f"{verdict.sentence}. The key is {key} in {trial.config_path}.")
+
+
+def _failed(trial: Trial, result: CheckResult, headline: str, details: list[str]) -> CheckResult:
+    message = describe_failure(trial, result, headline, details)
+    return result.model_copy(update={"outcome": "failed", "message": message})
+
+
+def _headline(verdict: Verdict, limit: float, metric: Metric) -> str:
+    allowed = "at most" if metric.better == "lower" else "at least"
+    how = {
+        "point": "",
+        "proven_bad": ", beyond it with its whole interval",
+        "proven_good": ", not proven to keep it",
+    }
+    return f"{metric.name} is {number(verdict.value)}; {allowed} {limit:g} is allowed{how[verdict.decision]}."
+
+
+def _where(key: CellKey) -> str:
+    return f"{key.phase} at batch size {key.batch_size}"
+
+
+JUDGES: Mapping[Kind, Callable[[Trial, Check], CheckResult]] = {
+    "server": _judge_server,
+    "validity": _judge_validity,
+    "accuracy": _judge_accuracy,
+    "self_consistency": _judge_self_consistency,
+    "drift": _judge_drift,
+}

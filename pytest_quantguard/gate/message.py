@@ -1,0 +1,178 @@
+"""The text of a failed check: what was found, where it is worst, what it may be, and which key changes it.
+
+Written for a CI log of 80 columns.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pytest_quantguard.baseline.recording import Cell, PromptRecord
+from pytest_quantguard.errors import QuantguardError
+from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.metrics import Metric
+from pytest_quantguard.results import CheckResult
+
+WIDTH = 78
+LABEL = 19
+CONTEXT_TOKENS = 12
+SHOWN_TOKENS = 3
+WORST_PROMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a cell: prompt number, position in its scored span, and the metric's value there."""
+
+    prompt: int
+    position: int
+    value: float
+
+
+def describe_failure(trial: Trial, result: CheckResult, headline: str, details: Sequence[str] = ()) -> str:
+    """The whole message of a check that failed. details: further lines, already laid out."""
+    lines = [*textwrap.wrap(headline, WIDTH)]
+    if result.interval is not None:
+        low, high = result.interval
+        lines += labelled("95 % interval", f"{number(low)} to {number(high)}, by prompt")
+    if result.noise_floor is not None:
+        lines += labelled("noise floor", f"{number(result.noise_floor)} (the reference against itself)")
+    if result.detectable_change is not None:
+        lines += labelled("detectable change", f"{number(result.detectable_change)} with this suite")
+    lines += details
+    lines += describe_place(trial)
+    lines += describe_key(trial, result)
+    return "\n".join(lines)
+
+
+def describe_place(trial: Trial) -> list[str]:
+    """The server's command line, and where the files are."""
+    server = trial.running_server()
+    lines = []
+    if server is not None:
+        lines += [f"  {'server':<{LABEL}}{' '.join(server.command) if server.command else server.url}"]
+        if server.command:
+            lines += [f"  {'log':<{LABEL}}{shown_path(trial.server_log)}"]
+    return [*lines, f"  {'result':<{LABEL}}{shown_path(trial.options.output / 'result.json')}"]
+
+
+def describe_key(trial: Trial, result: CheckResult) -> list[str]:
+    """Which key of which file holds the bound."""
+    keys = {
+        "accuracy": f"accuracy.{result.metric}, or an entry of accuracy.overrides",
+        "drift": f"accuracy.drift.{result.metric}",
+        "self_consistency": "self_consistency",
+        "validity": "validity",
+    }
+    key = keys.get(result.kind)
+    return labelled("bound", f"{key} in {trial.config_path}") if key else []
+
+
+def describe_worst(
+    trial: Trial,
+    metric: Metric,
+    divergence: Divergence,
+    baseline: Cell,
+    candidate: Cell,
+    names: tuple[str, str],
+) -> list[str]:
+    """The worst position of the worst prompts, with the tokens as text. names: of the two sides."""
+    prompts = trial.baseline().prompts
+    lines = labelled("worst positions", f"by {metric.array}")
+    for place in worst_positions(metric, divergence):
+        prompt = prompts[place.prompt]
+        lines.append(
+            f"    prompt {prompt.id}, position {place.position} of {prompt.span_ids.size}: "
+            f"{metric.array} {number(place.value)}"
+        )
+        lines += _shown("after", repr(_context(trial, prompt, place.position)))
+        lines += _shown("reference", repr(text_of(trial, [int(prompt.span_ids[place.position])])))
+        for name, cell in zip(names, (baseline, candidate), strict=True):
+            lines += _shown(name, _best_tokens(trial, cell, place))
+    return lines
+
+
+def worst_positions(metric: Metric, divergence: Divergence, prompts: int = WORST_PROMPTS) -> list[Position]:
+    """The worst position of each of the worst prompts, worst first."""
+    values = metric.values(divergence)
+    badness = np.nan_to_num(values if metric.better == "lower" else -values, nan=-np.inf)
+    found: list[Position] = []
+    for index in np.argsort(-badness, kind="stable"):
+        if len(found) == prompts or not np.isfinite(badness[index]):
+            break
+        prompt = int(divergence.prompt[index])
+        if all(place.prompt != prompt for place in found):
+            found.append(Position(prompt, int(divergence.position[index]), float(values[index])))
+    return found
+
+
+def text_of(trial: Trial, token_ids: Sequence[int]) -> str:
+    """The tokens as text, by the server's tokenizer; as ids if the server cannot say."""
+    server = trial.running_server()
+    if server is not None:
+        try:
+            text: str = trial.once(("text", *token_ids), lambda: server.client.detokenize(token_ids))
+        except QuantguardError:
+            text = ""  # The message is about something else; ids say the same.
+        if text:
+            return text
+    return " ".join(f"<{token}>" for token in token_ids)
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """A label with text beside it, wrapped under itself."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {label:<{LABEL}}",
+        subsequent_indent=" " * (LABEL + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def bullets(label: str, sentences: Iterable[str]) -> list[str]:
+    """The label beside the first sentence, the others under it."""
+    return [
+        line for index, text in enumerate(sentences) for line in labelled(label if index == 0 else "", text)
+    ]
+
+
+def number(value: float) -> str:
+    """Four significant digits; small ones in powers of ten."""
+    return f"{value:.4g}"
+
+
+def shown_path(path: object) -> str:
+    """Relative to the working folder where that is shorter."""
+    try:
+        return str(Path(str(path)).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _context(trial: Trial, prompt: PromptRecord, position: int) -> str:
+    end = prompt.span_start + position
+    tokens = [int(token) for token in prompt.token_ids[max(0, end - CONTEXT_TOKENS) : end]]
+    return text_of(trial, tokens)
+
+
+def _best_tokens(trial: Trial, cell: Cell, place: Position) -> str:
+    rows = cell.rows[place.prompt]
+    best = range(min(SHOWN_TOKENS, rows.width))
+    return ", ".join(
+        f"{text_of(trial, [int(rows.token_ids[place.position, rank])])!r} "
+        f"{np.exp(rows.logprobs[place.position, rank]):.3f}"
+        for rank in best
+    )
+
+
+def _shown(label: str, text: str) -> list[str]:
+    room = WIDTH - 17
+    return [f"      {label:<11}{text if len(text) <= room else '...' + text[len(text) - room + 3 :]}"]

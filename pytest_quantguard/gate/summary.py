@@ -1,0 +1,117 @@
+"""What a trial knows beyond its checks, as plain models: who answered, what each cell cost, what was noted."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+import pytest_quantguard
+from pytest_quantguard.baseline.recording import Recording
+from pytest_quantguard.config import AttachServer, EmulatorServer
+from pytest_quantguard.errors import QuantguardError
+from pytest_quantguard.gate.diagnose import diagnose_trial
+from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.results import CellResult, ServerResult, TrialResult
+
+HIDDEN = "***"
+
+
+def summarize(trial: Trial) -> TrialResult:
+    """Everything that is known so far; asks the server nothing and never fails."""
+    cells = _cells(trial)
+    return TrialResult(
+        name=trial.config.name,
+        config_path=str(trial.config_path),
+        config=_without_secrets(trial.config.model_dump(mode="json")),
+        started=trial.started.isoformat(timespec="seconds"),
+        candidate=_server(trial),
+        baseline_path=str(trial.config.baseline),
+        baseline=_manifest(trial.known_baseline()),
+        accepted=_manifest(trial.known_accepted()),
+        environment=_environment(),
+        cells=cells,
+        diagnosis=diagnose_trial(trial),
+        notes=list(dict.fromkeys(note for cell in cells for note in cell.notes)),
+    )
+
+
+def _server(trial: Trial) -> ServerResult:
+    config, running = trial.config.candidate, trial.running_server()
+    said: dict[str, Any] = asdict(running.capabilities) if running is not None else {}
+    command = running.command if running is not None else None
+    expected = config.expect if isinstance(config, AttachServer) else config
+    return ServerResult(
+        backend=config.backend,
+        model_path=expected.model_path or said.get("model_path"),
+        dtype=said.get("dtype") if isinstance(config, AttachServer) else config.dtype,
+        quantization=expected.quantization or said.get("quantization"),
+        kv_cache_dtype=expected.kv_cache_dtype or said.get("kv_cache_dtype"),
+        faults=config.faults if isinstance(config, EmulatorServer) else [],
+        command=shlex.join(command) if command else None,
+        url=running.url if running is not None else None,
+        log=str(trial.server_log) if command else None,
+        capabilities=_without_secrets(said),
+    )
+
+
+def _cells(trial: Trial) -> list[CellResult]:
+    found = []
+    for (key, warm, repeat), measurement in trial.measured().items():
+        cost = measurement.cost
+        try:
+            comparison = trial.comparison(key, warm=warm, repeat=repeat)
+        except QuantguardError:
+            comparison = None  # The check of this cell has reported why.
+        found.append(
+            CellResult(
+                phase=key.phase,
+                batch_size=key.batch_size,
+                mode=measurement.mode,
+                warm=warm,
+                repeat=repeat,
+                requests=cost.requests,
+                seconds=round(cost.seconds, 4),
+                input_tokens=cost.input_tokens,
+                output_tokens=cost.output_tokens,
+                cached_tokens=cost.cached_tokens,
+                metrics=comparison.divergence.aggregates() if comparison is not None else {},
+                notes=[*measurement.notes, *(comparison.notes if comparison is not None else ())],
+            )
+        )
+    return found
+
+
+def _manifest(recording: Recording | None) -> dict[str, Any] | None:
+    return (
+        None
+        if recording is None
+        else recording.manifest.model_dump(mode="json", exclude={"files", "noise_floor"})
+    )
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "pytest_quantguard": pytest_quantguard.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    """Mask what may be a secret by its key; environment variables are all masked."""
+    if isinstance(value, dict):
+        return {
+            name: _without_secrets(item, "env" if key == "env" else str(name)) for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item, key) for item in value]
+    secret = key == "env" or any(
+        word in key.lower() for word in ("api_key", "secret", "password", "token_file")
+    )
+    return HIDDEN if secret and value is not None else value

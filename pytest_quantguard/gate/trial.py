@@ -1,0 +1,243 @@
+"""One config on trial: its server, its baseline and its measurements, each obtained once, when first needed.
+
+Nothing here judges; `judge.py` does, and knows no servers. What could not be had is remembered with its reason, so
+that everything that needs it fails with that reason and nothing is tried twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pytest_quantguard.baseline.compatibility import Expectation, check_compatible
+from pytest_quantguard.baseline.manifest import ModelRecord
+from pytest_quantguard.baseline.recording import CellKey, Recording
+from pytest_quantguard.baseline.store import accepted_path, read_recording
+from pytest_quantguard.config import AttachServer, GateConfig
+from pytest_quantguard.errors import BaselineError, QuantguardError, ServerDiedError, ServerStartError
+from pytest_quantguard.gate.portable import portable_server
+from pytest_quantguard.measure.cells import CellMeasurement, measure_cell
+from pytest_quantguard.measure.comparison import CellComparison, compare_cells
+from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
+from pytest_quantguard.measure.drift import require_same_texts
+from pytest_quantguard.measure.identity import describe_model
+from pytest_quantguard.prompts.suite import PromptSuite, load_suite
+from pytest_quantguard.serving.launch import RunningServer, start
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """What the command line adds to a config.
+
+    output: folder of this config's results and logs. worker: number of the xdist worker, 0 without.
+    """
+
+    output: Path
+    repeats: int = 1
+    worker: int = 0
+
+
+@dataclass(slots=True)
+class Trial:
+    """Lazy parts of one gate. Every method raises `QuantguardError` with the cause where its part cannot be had."""
+
+    config: GateConfig
+    config_path: Path
+    options: TrialOptions
+    progress: Progress
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    _had: dict[Hashable, Any] = field(default_factory=dict)
+    _failed: dict[Hashable, QuantguardError] = field(default_factory=dict)
+    _told: dict[int, str] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def capture_command(self) -> str:
+        """What records the baseline."""
+        return f"quantguard capture {self.config_path}"
+
+    @property
+    def accept_command(self) -> str:
+        """What stores an accepted run."""
+        return f"pytest --quantguard-config={self.config_path} --quantguard-accept"
+
+    @property
+    def server_log(self) -> Path:
+        """Where the candidate's output goes."""
+        return self.options.output / "server.log"
+
+    def suite(self) -> PromptSuite:
+        """The prompts that the config asks for."""
+        return self.once("suite", lambda: load_suite(self.config.suite, base_folder=self.config_path.parent))
+
+    def baseline(self) -> Recording:
+        """The stored recording of the reference, checked to belong to this config."""
+        return self.once("baseline", self._read_baseline)
+
+    def server(self) -> RunningServer:
+        """The candidate, started on first use."""
+        return self.once("server", self._start)
+
+    def decode_choice(self) -> DecodeChoice:
+        """How decode is measured on this server."""
+        return self.once(
+            "decode", lambda: choose_decode(self.config.suite.decode_mode, self.server().capabilities)
+        )
+
+    def measurement(self, key: CellKey, *, warm: bool = False, repeat: int = 0) -> CellMeasurement:
+        """The candidate's answers for one cell; `repeat` counts further measurements of the same."""
+        return self.once(("cell", key, warm, repeat), lambda: self._measure(key, warm=warm))
+
+    def comparison(self, key: CellKey, *, warm: bool = False, repeat: int = 0) -> CellComparison:
+        """The candidate against the baseline, in one cell."""
+
+        def compared() -> CellComparison:
+            return compare_cells(
+                self.baseline().cells[key], self.measurement(key, warm=warm, repeat=repeat).cell
+            )
+
+        return self.once(("comparison", key, warm, repeat), compared)
+
+    def model_record(self) -> ModelRecord:
+        """Who is on trial, as recordings say it."""
+        vocab_size = next(iter(self.baseline().cells.values())).rows[0].vocab_size
+        candidate = portable_server(self.config.candidate, self.config_path.parent)
+        return describe_model(candidate, self.server().capabilities, vocab_size=vocab_size)
+
+    def accepted_folder(self) -> Path:
+        """Where the accepted run of this candidate is, or would be."""
+        return accepted_path(self.config.baseline, self.model_record())
+
+    def accepted(self) -> Recording:
+        """The accepted run of this candidate, checked to belong to the baseline."""
+        return self.once("accepted", self._read_accepted)
+
+    def once(self, part: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, the first time; afterwards what it returned, or the error it raised."""
+        if part in self._failed:
+            raise self._failed[part].with_traceback(None)
+        if part not in self._had:
+            try:
+                self._had[part] = make()
+            except QuantguardError as error:
+                self._failed[part] = error
+                if isinstance(error, ServerDiedError):
+                    self._failed["server"] = error
+                raise
+        return cast(T, self._had[part])
+
+    @contextmanager
+    def told_once(self, test_id: str) -> Iterator[None]:
+        """Let the first test that meets an error tell it in full, and later ones refer to it."""
+        try:
+            yield
+        except QuantguardError as error:
+            first = self._told.setdefault(id(error), test_id)
+            if first == test_id:
+                raise
+            summary = str(error).split("\n", 1)[0]
+            raise type(error)(f"Not run: {summary}\n(told in full by {first})") from None
+
+    def touched(self) -> bool:
+        """Whether anything was asked of this trial."""
+        return bool(self._had or self._failed)
+
+    def measured(self) -> dict[tuple[CellKey, bool, int], CellMeasurement]:
+        """(cell, warm, repeat) -> what has been measured so far."""
+        return {cast(tuple[Any, ...], part)[1:]: value for part, value in self.known("cell").items()}
+
+    def known_baseline(self) -> Recording | None:
+        """The baseline if it was read."""
+        return cast(Recording | None, self._had.get("baseline"))
+
+    def known_accepted(self) -> Recording | None:
+        """The accepted run if it was read."""
+        return cast(Recording | None, self._had.get("accepted"))
+
+    def known(self, kind: str) -> dict[Hashable, Any]:
+        """All parts of a kind that have been had so far: ("drift", key) is of kind "drift"."""
+        return {
+            part: value for part, value in self._had.items() if isinstance(part, tuple) and part[0] == kind
+        }
+
+    def failures(self, kind: str) -> dict[Hashable, QuantguardError]:
+        """All parts of a kind that could not be had, with the reason."""
+        return {
+            part: error for part, error in self._failed.items() if isinstance(part, tuple) and part[0] == kind
+        }
+
+    def running_server(self) -> RunningServer | None:
+        """The candidate if it was started."""
+        return self._had.get("server")
+
+    def close(self) -> None:
+        """Stop the server; nothing can be measured afterwards."""
+        self._failed.setdefault("server", ServerStartError(f"{self.config.name}: this session is over."))
+        self._stack.close()
+
+    def _read_baseline(self) -> Recording:
+        path, suite = self.config.baseline, self.config.suite
+        recording = read_recording(path)
+        reference = self.config.reference
+        model_path = (
+            None if reference is None or isinstance(reference, AttachServer) else reference.model_path
+        )
+        check_compatible(
+            recording,
+            Expectation(
+                model_path=model_path if model_path and not Path(model_path).is_absolute() else None,
+                suite_digest=self.suite().digest,
+                score_tokens=suite.score_tokens,
+                top_logprobs=suite.top_logprobs,
+                batch_sizes=suite.batch_sizes,
+                phases=suite.phases,
+            ),
+            path=path,
+            command=self.capture_command,
+        )
+        return recording
+
+    def _read_accepted(self) -> Recording:
+        baseline, path = self.baseline(), self.accepted_folder()
+        try:
+            accepted = read_recording(path)
+        except BaselineError as error:
+            raise BaselineError(
+                f"{self.config.name}: drift is judged against an accepted run, and there is none that can be used. "
+                f"{error}\nIf this candidate is as it should be, accept it: {self.accept_command}"
+            ) from error
+        require_same_texts(accepted, baseline)
+        return accepted
+
+    def _start(self) -> RunningServer:
+        self.progress(f"starting the candidate ({self.config.candidate.backend})")
+        server = self._stack.enter_context(
+            start(
+                self.config.candidate,
+                log_path=self.server_log,
+                worker=self.options.worker,
+                progress=self.progress,
+            )
+        )
+        self.progress("the candidate answers")
+        return server
+
+    def _measure(self, key: CellKey, *, warm: bool) -> CellMeasurement:
+        baseline, server = self.baseline(), self.server()
+        server.check_alive()
+        return measure_cell(
+            server.client,
+            baseline.prompts,
+            key,
+            top_logprobs=self.config.suite.top_logprobs,
+            decode=self.decode_choice() if key.phase == "decode" else None,
+            warm=warm,
+            progress=self.progress,
+        )

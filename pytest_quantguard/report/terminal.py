@@ -1,0 +1,191 @@
+"""The table at the end of a run, as lines of text with markup; knows nothing of terminals.
+
+Words and symbols carry the meaning, colour only repeats it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_quantguard.results import CheckResult, RunResult
+
+NARROWEST = 60
+WIDEST = 120
+MARKS = {"failed": "!", "error": "?", "warned": "*", "skipped": "-", "passed": " "}
+LEGEND = {"!": "failed", "?": "could not run", "*": "warning", "~": "near the bound", "-": "not run"}
+
+Column = tuple[str, int]
+"""Phase and batch size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line, and how pytest's terminal writer should show it."""
+
+    text: str
+    markup: Mapping[str, bool] = field(default_factory=dict)
+
+
+def render(result: RunResult, *, width: int = 80) -> list[Line]:
+    """Verdict first, then the table, then what it may be and where the files are."""
+    width = max(NARROWEST, min(width, WIDEST))
+    lines = [_verdict(result)]
+    if result.candidate is not None:
+        lines += _wrapped(f"candidate  {result.candidate.title}", width)
+    lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
+    lines += _tables(result, width)
+    lines += [
+        line for sentence in result.diagnosis for line in _wrapped(f"diagnosis  {sentence}", width, bold=True)
+    ]
+    lines += [line for note in result.notes for line in _wrapped(f"note       {note}", width)]
+    return lines
+
+
+def _verdict(result: RunResult) -> Line:
+    counts = {outcome: sum(check.outcome == outcome for check in result.checks) for outcome in MARKS}
+    parts = [f"{counts['passed'] + counts['warned']} of {len(result.checks)} checks held"]
+    parts += [
+        f"{counts[outcome]} {text}"
+        for outcome, text in (
+            ("failed", "failed"),
+            ("error", "could not run"),
+            ("warned", "with a warning"),
+            ("skipped", "skipped"),
+        )
+        if counts[outcome]
+    ]
+    if result.partial:
+        parts.append("the run ended early")
+    text = f"{result.name}: {result.verdict.upper()} ({', '.join(parts)}; {result.seconds:.0f} s)"
+    colour = {"passed": "green", "failed": "red", "incomplete": "yellow"}[result.verdict]
+    return Line(text, {colour: True, "bold": True})
+
+
+def _baseline_size(result: RunResult) -> str:
+    suite = (result.baseline or {}).get("suite")
+    if not suite:
+        return ""
+    return f" ({suite['prompt_count']} prompts x {suite['score_tokens']} positions, K = {suite['width']})"
+
+
+def _tables(result: RunResult, width: int) -> list[Line]:
+    """One table with all columns if it fits, else one per phase, else as many columns as fit."""
+    rows = _rows(result.checks)
+    columns = _columns(result.checks)
+    if not rows or not columns:
+        return [
+            Line(f"  {check.id}: {check.outcome}") for check in result.checks if check.outcome != "passed"
+        ]
+    labels = max(len(label) for label in rows) + 2
+    bounds = max((len(_bound(cells.values())) for cells in rows.values()), default=0)
+    cell_width = max(9, *(len(_cell(cell)) + 1 for cells in rows.values() for cell in cells.values()))
+    lines: list[Line] = []
+    for group in _groups(columns, (width - labels - bounds - 2) // cell_width):
+        lines += [Line(""), *_table(rows, group, labels, cell_width)]
+    used = {_mark(check) for check in result.checks}
+    legend = [f"{mark} {text}" for mark, text in LEGEND.items() if mark in used]
+    if legend:
+        lines.append(Line("  " + ", ".join(legend)))
+    other = [check for check in result.checks if check.phase is None and check.outcome != "passed"]
+    return [*lines, Line(""), *(Line(f"  {check.id}: {check.outcome}", {"red": True}) for check in other)]
+
+
+def _rows(checks: Iterable[CheckResult]) -> dict[str, dict[Column, CheckResult]]:
+    rows: dict[str, dict[Column, CheckResult]] = {}
+    for check in checks:
+        if check.phase is not None and check.batch_size is not None:
+            rows.setdefault(_label(check), {})[(check.phase, check.batch_size)] = check
+    return rows
+
+
+def _label(check: CheckResult) -> str:
+    if check.kind == "accuracy":
+        return check.metric or check.id
+    if check.kind == "speed":
+        return "speed, tokens/s"
+    way = str(check.extra.get("comparison", check.metric or ""))
+    kind = {"self_consistency": "self", "validity": "validity"}.get(check.kind, check.kind)
+    return f"{kind} {way}".strip()
+
+
+def _columns(checks: Iterable[CheckResult]) -> list[Column]:
+    found = {
+        (check.phase, check.batch_size)
+        for check in checks
+        if check.phase is not None and check.batch_size is not None
+    }
+    return sorted(found, key=lambda column: (column[0] != "prefill", column[1]))
+
+
+def _groups(columns: Sequence[Column], fit: int) -> list[list[Column]]:
+    if len(columns) <= fit:
+        return [list(columns)]
+    groups = []
+    for phase in dict.fromkeys(phase for phase, _ in columns):
+        of_phase = [column for column in columns if column[0] == phase]
+        step = max(1, fit)
+        groups += [of_phase[start : start + step] for start in range(0, len(of_phase), step)]
+    return groups
+
+
+def _table(
+    rows: Mapping[str, Mapping[Column, CheckResult]], columns: Sequence[Column], labels: int, cell_width: int
+) -> list[Line]:
+    phases, sizes = " " * labels, " " * labels
+    previous = None
+    for phase, batch_size in columns:
+        phases += (phase if phase != previous else "").rjust(cell_width)
+        sizes += f"bs{batch_size} ".rjust(cell_width)
+        previous = phase
+    lines = [Line(phases.rstrip()), Line(sizes.rstrip() + "   bound")]
+    for label, cells in rows.items():
+        shown = [cells.get(column) for column in columns]
+        if not any(shown):
+            continue
+        text = f"  {label}".ljust(labels) + "".join(_cell(cell).rjust(cell_width) for cell in shown)
+        bad = any(cell is not None and cell.outcome in ("failed", "error") for cell in shown)
+        bound = _bound(cell for cell in shown if cell is not None)
+        lines.append(Line(f"{text}  {bound}".rstrip(), {"red": True} if bad else {}))
+    return lines
+
+
+def _mark(check: CheckResult) -> str:
+    return "~" if check.outcome == "passed" and check.near_bound else MARKS[check.outcome]
+
+
+def _cell(check: CheckResult | None) -> str:
+    """The value with its mark; a word where there is no value."""
+    if check is None:
+        return ""
+    if check.value is None:
+        return {"passed": "ok ", "failed": "FAIL!", "error": "ERROR?", "skipped": "-"}.get(
+            check.outcome, check.outcome
+        )
+    value = f"{check.value:.0f}" if check.kind == "speed" else _short(check.value)
+    return f"{value}{_mark(check)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+def _bound(checks: Iterable[CheckResult | None]) -> str:
+    """The row's bound; the range of them where cells differ."""
+    known = [check for check in checks if check is not None and check.bound is not None]
+    limits = sorted({check.bound for check in known if check.bound is not None})
+    if not limits:
+        return ""
+    side = "<=" if known[0].bound_side == "max" else ">="
+    return f"{side} {limits[0]:g}" if len(limits) == 1 else f"{side} {limits[0]:.3g}..{limits[-1]:.3g}"
+
+
+def _wrapped(text: str, width: int, **markup: bool) -> list[Line]:
+    indent = " " * 13
+    return [
+        Line(line, markup)
+        for line in textwrap.wrap(
+            text, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False
+        )
+    ]

@@ -1,0 +1,194 @@
+"""What a run found, as the file `result.json`: typed, versioned, written whole or not at all.
+
+The terminal table, reports and other tools read these models; nothing here computes a verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pytest_quantguard.config import Decision, Phase
+from pytest_quantguard.errors import QuantguardError
+
+SCHEMA_VERSION: Literal[1] = 1
+RESULT_FILE = "result.json"
+
+Kind = Literal["server", "validity", "accuracy", "self_consistency", "drift", "speed"]
+Outcome = Literal["passed", "failed", "warned", "error", "skipped"]
+
+
+class Result(BaseModel):
+    """Base of all result models: unknown keys are errors, values never change. Non-finite numbers become null."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class CheckResult(Result):
+    """One check, as one test reports it.
+
+    interval: 95 %, clustered by prompt. noise_floor: the metric between two recordings of the reference.
+    detectable_change: the smallest change that this suite could have told from none.
+    decision: the rule that turned value, interval and bound into the outcome.
+    """
+
+    id: str
+    kind: Kind
+    phase: Phase | None = None
+    batch_size: int | None = None
+    metric: str | None = None
+    unit: str | None = None
+    value: float | None = None
+    bound: float | None = None
+    bound_side: Literal["max", "min"] | None = None
+    interval: tuple[float, float] | None = None
+    noise_floor: float | None = None
+    detectable_change: float | None = None
+    near_bound: bool = False
+    decision: Decision | None = None
+    outcome: Outcome
+    message: str = ""
+    extra: dict[str, Any] = Field(default_factory=dict, description="Figures of this kind of check.")
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check ran and held."""
+        return self.outcome in ("passed", "warned")
+
+
+class CellResult(Result):
+    """What one cell cost, and every metric of it against the baseline."""
+
+    phase: Phase
+    batch_size: int
+    mode: str
+    warm: bool = False
+    repeat: int = 0
+    requests: int
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    metrics: dict[str, float] = {}
+    notes: list[str] = []
+
+
+class ServerResult(Result):
+    """The server that answered, as it was started and as it describes itself. Holds no secret."""
+
+    backend: str
+    model_path: str | None = None
+    dtype: str | None = None
+    quantization: str | dict[str, str] | None = None
+    kv_cache_dtype: str | None = None
+    faults: list[str] = []
+    command: str | None = None
+    url: str | None = None
+    log: str | None = None
+    capabilities: dict[str, Any] = {}
+
+    @property
+    def title(self) -> str:
+        """One line for headers."""
+        parts = [self.backend, self.model_path or "unknown model"]
+        if isinstance(self.quantization, dict):
+            parts.append("mixed quantization")
+        elif self.quantization:
+            parts.append(self.quantization)
+        if self.kv_cache_dtype and self.kv_cache_dtype != "auto":
+            parts.append(f"KV cache {self.kv_cache_dtype}")
+        if self.faults:
+            parts.append(f"faults: {', '.join(self.faults)}")
+        return ", ".join(parts)
+
+
+class TrialResult(Result):
+    """What the process that ran a config knows beyond its checks."""
+
+    name: str
+    config_path: str
+    config: dict[str, Any]
+    started: str
+    candidate: ServerResult | None = None
+    baseline_path: str
+    baseline: dict[str, Any] | None = Field(default=None, description="Its manifest, without file digests.")
+    accepted: dict[str, Any] | None = None
+    environment: dict[str, Any] = {}
+    cells: list[CellResult] = []
+    diagnosis: list[str] = []
+    notes: list[str] = []
+
+
+class RunResult(TrialResult):
+    """The whole of `result.json`."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    verdict: Literal["passed", "failed", "incomplete"]
+    partial: bool = Field(description="The run ended before every selected check had a result.")
+    finished: str
+    seconds: float
+    checks: list[CheckResult]
+
+    @property
+    def failures(self) -> list[CheckResult]:
+        """Checks that failed or could not run."""
+        return [check for check in self.checks if check.outcome in ("failed", "error")]
+
+
+def write_result(folder: Path, result: RunResult) -> Path:
+    """Write `folder/result.json` atomically; raises `QuantguardError` where that is not possible."""
+    path = folder / RESULT_FILE
+    body = orjson.dumps(
+        result.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(body)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise QuantguardError(
+            f"The result could not be written to {path}: {error.strerror or error}. Free space or permissions there, "
+            "or choose another folder with --quantguard-output=DIR."
+        ) from error
+    return path
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a `result.json`, or the one in a folder; raises `QuantguardError` that says what is wrong."""
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        loaded = orjson.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise QuantguardError(
+            f"There is no result at {file}. Run the gate first: quantguard run CONFIG."
+        ) from None
+    except OSError as error:
+        raise QuantguardError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except orjson.JSONDecodeError as error:
+        raise QuantguardError(f"{file} is not JSON: {error}. Run the gate again.") from error
+    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise QuantguardError(
+            f"{file} has schema version {version}; this pytest-quantguard reads up to {SCHEMA_VERSION}. Upgrade with: "
+            "pip install -U pytest-quantguard."
+        )
+    try:
+        return RunResult.model_validate(loaded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise QuantguardError(
+            f"{file} is not a result of pytest-quantguard: {where}: {first['msg']}."
+        ) from error

@@ -1,0 +1,124 @@
+"""One pytest session's gates: which configs, what was collected, what each check found, and the files at the end.
+
+It hangs on `config.stash`. With xdist the controller and every worker have one each: checks travel with pytest's own
+reports, the rest is published by each worker at its end and merged by the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_quantguard.config_file import load_configs
+from pytest_quantguard.gate.summary import summarize
+from pytest_quantguard.gate.trial import Trial, TrialOptions
+from pytest_quantguard.results import CheckResult, RunResult, TrialResult, write_result
+
+SESSION: pytest.StashKey[GateSession] = pytest.StashKey()
+DEFAULT_OUTPUT = Path(".quantguard")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """The command line. `worker` is None outside of xdist workers."""
+
+    config_paths: tuple[Path, ...]
+    output: Path = DEFAULT_OUTPUT
+    repeats: int = 1
+    accept: bool = False
+    update_baseline: bool = False
+    worker: int | None = None
+
+
+@dataclass(slots=True)
+class GateSession:
+    """State of a session; hooks call it, it calls nothing of pytest."""
+
+    options: SessionOptions
+    progress: Callable[[str], None]
+    selection: tuple[str, ...] = ()
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    planned: dict[str, list[str]] = field(default_factory=dict)
+    checks: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
+    published: dict[str, TrialResult] = field(default_factory=dict)
+    written: dict[str, Path] = field(default_factory=dict)
+    _trials: list[Trial] | None = None
+
+    def trials(self) -> list[Trial]:
+        """One per config; raises `ConfigError` if any config is wrong."""
+        if self._trials is None:
+            configs = load_configs(self.options.config_paths)
+            self._trials = [
+                Trial(
+                    config,
+                    path,
+                    TrialOptions(
+                        self.options.output / config.name, self.options.repeats, self.options.worker or 0
+                    ),
+                    self.progress,
+                )
+                for config, path in zip(configs, self.options.config_paths, strict=True)
+            ]
+        return self._trials
+
+    def trial(self, name: str) -> Trial:
+        """The trial of one config."""
+        return next(trial for trial in self.trials() if trial.config.name == name)
+
+    def record(self, name: str, check: CheckResult) -> None:
+        """Keep what a check found; a repeated test replaces its earlier result."""
+        self.checks.setdefault(name, {})[check.id] = check
+
+    def publish(self) -> dict[str, Any]:
+        """What a worker tells its controller at the end: plain data."""
+        used = [trial for trial in self._trials or [] if trial.touched()]
+        return {
+            "planned": self.planned,
+            "trials": [summarize(trial).model_dump(mode="json") for trial in used],
+        }
+
+    def merge(self, published: dict[str, Any]) -> None:
+        """Take in what a worker published."""
+        self.planned.update(published["planned"])
+        for trial in map(TrialResult.model_validate, published["trials"]):
+            self.published[trial.name] = trial
+
+    def finish(self) -> list[RunResult]:
+        """Write `result.json` of every config that had a check selected, and return what was written."""
+        results = []
+        for trial in self._trials or []:
+            name = trial.config.name
+            if not self.planned.get(name) and not self.checks.get(name):
+                continue
+            known = self.published.get(name) or summarize(trial)
+            result = self._result(known, list(self.checks.get(name, {}).values()))
+            self.written[name] = write_result(trial.options.output, result)
+            results.append(result)
+        return results
+
+    def close(self) -> None:
+        """Stop every server."""
+        for trial in self._trials or []:
+            trial.close()
+
+    def _result(self, known: TrialResult, checks: Iterable[CheckResult]) -> RunResult:
+        found = list(checks)
+        order = {check_id: index for index, check_id in enumerate(self.planned.get(known.name, []))}
+        found.sort(key=lambda check: order.get(check.id, len(order)))
+        partial = any(check_id not in {check.id for check in found} for check_id in order)
+        failed = any(check.outcome in ("failed", "error") for check in found)
+        nothing = not any(check.outcome != "skipped" for check in found)
+        finished = datetime.now(timezone.utc)
+        return RunResult(
+            **dict(known),
+            verdict="failed" if failed else "incomplete" if partial or nothing else "passed",
+            partial=partial,
+            finished=finished.isoformat(timespec="seconds"),
+            seconds=round((finished - self.started).total_seconds(), 3),
+            checks=found,
+        )
