@@ -32,6 +32,8 @@ IDLE_SECONDS = 2.0
 """Servers close idle connections (uvicorn after 5 s); one that idled longer is not used again, so that a
 dropped connection always means that the server dropped the request."""
 CHUNK_BYTES = 1 << 20
+DEATH_SECONDS = 3.0
+"""How long a server that dropped a connection is given to end, so that its end can be reported too."""
 
 
 def normalize_url(url: str) -> str:
@@ -112,8 +114,9 @@ class Transport:
     def __init__(self, url: str, *, api_key: str | None = None, request_timeout: float = 600) -> None:
         self.url = normalize_url(url)
         self.request_timeout = request_timeout
-        self.explain_death: Callable[[], str | None] | None = None
-        """Set by who started the server: what became of its process, or None while it runs."""
+        self.explain_death: Callable[[float], str | None] | None = None
+        """Set by who started the server: what became of its process, or None if it still runs after so many
+        seconds."""
         self._api_key = api_key
         self._last_used = 0.0
         self._session = requests.Session()
@@ -213,7 +216,7 @@ class Transport:
             raise ServerDiedError(
                 f"{what}: {self.url} dropped the connection before it answered (a dying server does "
                 f"this{hint})"
-                f"{self._death_note()}"
+                f"{self._death_note(DEATH_SECONDS)}"
             ) from error
 
     def accept(self, status: int, body: bytes, route: str, what: str) -> bytes:
@@ -243,11 +246,11 @@ class Transport:
             )
         raise StatusError(f"{what}: {self.url} answered {status}: {message}{self._death_note()}", status)
 
-    def _death(self) -> str | None:
-        return self.explain_death() if self.explain_death is not None else None
+    def _death(self, wait: float = 0.0) -> str | None:
+        return self.explain_death(wait) if self.explain_death is not None else None
 
-    def _death_note(self) -> str:
-        death = self._death()
+    def _death_note(self, wait: float = 0.0) -> str:
+        death = self._death(wait)
         return f"\n{death}" if death else ""
 
 

@@ -146,7 +146,7 @@ def test_not_json_compliant_means_non_finite() -> None:
 
 def test_a_dropped_connection_is_a_dead_server_and_names_the_request() -> None:
     with ScriptedServer(replying(None)) as server, client_of(server) as client:
-        client.transport.explain_death = lambda: "The server ended with exit code -9."
+        client.transport.explain_death = lambda _: "The server ended with exit code -9."
         with pytest.raises(ServerDiedError) as caught:
             client.generate([PROMPT] * 8, top_logprobs=256)
     assert "/generate with 8 prompts of 3 tokens, 2 new tokens, top 256" in str(caught.value)
