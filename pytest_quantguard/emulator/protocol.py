@@ -41,6 +41,11 @@ class HttpError(Exception):
         self.status = status
         self.body = body
 
+    @property
+    def in_stream(self) -> bool:
+        """Whether a client that asked for a stream is told inside of one: checks of values, not of the schema."""
+        return isinstance(self.body.get("error"), dict)
+
 
 def rejected(message: str, status: int = 400) -> HttpError:
     """SGLang's shape for a request that its checks refuse."""

@@ -181,7 +181,13 @@ class EmulatorServer:
     async def generate(self, request: Request) -> Response:
         """POST /generate."""
         received = time.time()
-        call = self.parse(await read_json(request))
+        body = await read_json(request)
+        try:
+            call = self.parse(body)
+        except HttpError as error:
+            if error.in_stream and body.get("stream") is True:
+                return stream(guarded_events(refusal(error)))
+            raise
         if call.stream:
             return stream(guarded_events(self.generate_events(call, received)))
         outcomes = await unless_disconnected(request, self.dispatcher.run(call, received))
@@ -419,6 +425,12 @@ async def detail_response(_request: Request, error: Exception) -> Response:
     """404 and 405 in FastAPI's shape."""
     assert isinstance(error, HTTPException)
     return json_response({"detail": error.detail}, error.status_code)
+
+
+async def refusal(error: HttpError) -> AsyncGenerator[bytes, None]:
+    """A stream that is refused before its first event, as SGLang does it: with status 200."""
+    raise error
+    yield b""
 
 
 def stream(events: AsyncIterator[bytes]) -> Response:

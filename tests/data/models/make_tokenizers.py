@@ -1,4 +1,4 @@
-"""Writes `tokenizer.json` and `tokenizer_config.json` into the tiny models of this folder: run it from anywhere.
+"""Writes `tokenizer.json` and `tokenizer_config.json` into the tiny models of this folder.
 
 A byte-level BPE of 512 tokens: three special tokens, the 256 bytes, and merges learnt from the
 repository's licence. With the same `tokenizers` release it writes the same files.
@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 HERE = Path(__file__).parent
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

@@ -1,0 +1,214 @@
+"""The emulator answers the requests that a real SGLang 0.5.23 answered, with the same status, fields and shapes.
+
+The exceptions are listed here and explained in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .processes import Emulator
+from .recorded import DROPPED, SAMPLES, names, recorded, replay, shape
+
+UNMEASURED = {"forward_entry_time", "queue_time", "storage_prefetch_wait", "storage_staging_wait"}
+"""Fields of meta_info that the emulator does not send."""
+
+VARYING = {"cached_tokens", "cached_tokens_details", "dp_rank", "finish_reason", "decode_throughput"}
+"""Fields whose shape depends on what was asked before, or on sampling."""
+
+CLOCKS = {
+    "prefill_finished_time",
+    "request_received_ts",
+    "api_server_dispatch_finish_ts",
+    "request_finished_ts",
+    "response_sent_to_client_ts",
+    "first_token_latency",
+    "e2e_latency",
+}
+"""Fields that some samples were recorded without."""
+
+UNSUPPORTED = {
+    "logit_bias": "logit_bias",
+    "regex": "regex",
+    "tf_bonus30": "custom_logit_processor",
+    "tf_encode": "custom_logit_processor",
+    "tf_hard": "custom_logit_processor",
+    "tf_info": "custom_logit_processor",
+    "tf_batch8_EncodeForce": "custom_logit_processor",
+    "tf_batch8_InfoForce": "custom_logit_processor",
+}
+"""Requests that change what is generated in a way that the emulator does not have, and the field it names."""
+
+SMALLER = {"GET_server_info", "GET_get_server_info", "GET_model_info", "GET_get_model_info", "GET_openapi", "GET_v1_loads"}
+"""Descriptions of the server: a subset of the real one's fields."""
+
+GENERATED = [
+    name
+    for name in names()
+    if recorded(name).path == "/generate" and recorded(name).status == 200 and name not in UNSUPPORTED
+]
+LONG = {"gen_text_defaults", "gen_stop_eos_ignore", "radix_full_start0"}
+"""Samples that take seconds."""
+
+REFUSED = [name for name in names() if recorded(name).status in (400, 404, 405)]
+FATAL = [name for name in [*names(), *names("crash")] if recorded(name).status == DROPPED]
+
+
+@pytest.fixture
+def server(smollm2: Emulator) -> Emulator:
+    """A server whose prefix cache is empty."""
+    assert smollm2.post("/flush_cache").status_code == 200
+    return smollm2
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in GENERATED]
+)
+def test_an_answer_has_the_recorded_fields(server: Emulator, name: str) -> None:
+    sample = recorded(name)
+    response = replay(server, sample)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith(content_type(sample.response))
+    if isinstance(sample.response, str):
+        assert stream_shape(response.text) == stream_shape(sample.response)
+        return
+    ours = response.json() if isinstance(sample.response, list) else [response.json()]
+    theirs = sample.response if isinstance(sample.response, list) else [sample.response]
+    assert len(ours) == len(theirs)
+    for mine, real in zip(ours, theirs, strict=True):
+        compare_answers(mine, real)
+
+
+def compare_answers(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Same fields, and same shapes where they do not depend on earlier requests."""
+    mine, real = ours["meta_info"], theirs["meta_info"]
+    assert list(ours) == list(theirs)
+    assert set(real) - UNMEASURED - VARYING <= set(mine)
+    assert set(mine) - set(real) <= CLOCKS | VARYING
+    assert mine["prompt_tokens"] == real["prompt_tokens"]
+    assert len(ours["output_ids"]) == len(theirs["output_ids"]) == mine["completion_tokens"]
+    for key in set(real) - UNMEASURED - VARYING:
+        assert shape(mine[key]) == shape(real[key]), key
+    if "input_token_logprobs" in real:
+        assert [row[1] for row in mine["input_token_logprobs"]] == [row[1] for row in real["input_token_logprobs"]]
+
+
+def content_type(response: Any) -> str:
+    return "text/event-stream" if isinstance(response, str) else "application/json"
+
+
+def stream_shape(text: str) -> list[Any]:
+    """The shapes of the events of a stream; [DONE] as it is."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [line if line == "[DONE]" else shape(json.loads(line)) for line in events]
+
+
+def test_the_contract_covers_the_recorded_answers() -> None:
+    assert len(GENERATED) >= 25
+    assert len(REFUSED) >= 15
+    assert len(FATAL) >= 6
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_has_the_recorded_status_and_shape(server: Emulator, name: str) -> None:
+    sample = recorded(name)
+    response = replay(server, sample)
+    assert response.status_code == sample.status
+    answer = response.json()
+    assert shape(answer) == shape(sample.response)
+    if name == "input_embeds":
+        assert "input_embeds" in answer["error"]["message"]
+    elif sample.response.get("object") == "error":
+        assert (answer["code"], answer["type"]) == (sample.response["code"], sample.response["type"])
+    else:
+        assert answer == sample.response
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_request_that_ends_the_real_server_is_refused(server: Emulator, name: str) -> None:
+    response = replay(server, recorded(name))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+    assert server.get("/health_generate").status_code == 200
+
+
+@pytest.mark.parametrize(("name", "field"), UNSUPPORTED.items())
+def test_an_unsupported_request_is_refused_by_name(server: Emulator, name: str, field: str) -> None:
+    response = replay(server, recorded(name))
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert field in message
+    if field == "custom_logit_processor":
+        assert "forced_output_ids" in message
+
+
+@pytest.mark.parametrize("name", sorted(SMALLER))
+def test_descriptions_hold_a_subset_of_the_real_fields(server: Emulator, name: str) -> None:
+    sample = recorded(name)
+    response = replay(server, sample)
+    assert response.status_code == sample.status == 200
+    own = {"quantguard_emulator"}
+    assert set(response.json()) - own <= set(sample.response)
+
+
+@pytest.mark.parametrize("name", ["GET_v1_models", "tokenize", "v1_completions_logprobs", "v1_chat_logprobs", "detokenize"])
+def test_openai_routes_have_the_recorded_shape(server: Emulator, name: str) -> None:
+    sample = recorded(name)
+    response = replay(server, sample)
+    assert response.status_code == 200, response.text
+    ours, theirs = response.json(), sample.response
+    for choice in [*ours.get("choices", []), *theirs.get("choices", [])]:
+        for token in (choice["logprobs"] or {}).get("content") or []:
+            for entry in [token, *token["top_logprobs"]]:
+                assert bytes(entry.pop("bytes")).decode(errors="replace") == entry["token"]
+        for tops in (choice["logprobs"] or {}).get("top_logprobs") or []:
+            assert tops is None or len(tops) == 5
+        if "top_logprobs" in choice["logprobs"]:
+            choice["logprobs"]["top_logprobs"] = len(choice["logprobs"]["top_logprobs"])
+    assert shape(ours) == shape(theirs)
+    if name in ("tokenize", "detokenize"):
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["GET_health", "GET_health_generate", "GET_ping", "abort", "flush0", "flush_cache_get", "flush_cache_post"])
+def test_plain_routes_answer_as_recorded(server: Emulator, name: str) -> None:
+    sample = recorded(name)
+    response = replay(server, sample)
+    assert (response.status_code, response.text) == (sample.status, sample.response)
+
+
+def test_a_stream_has_the_recorded_events(server: Emulator) -> None:
+    prompt = recorded("gen_ids_lp_start24_top5").body["input_ids"]
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8},
+        "return_logprob": True,
+        "logprob_start_len": 24,
+        "top_logprobs_num": 2,
+        "stream": True,
+    }
+    ours = events(server.post("/generate", body).text)
+    theirs = events((SAMPLES / "stream.txt").read_text(encoding="utf-8"))
+    assert len(ours) == len(theirs)
+    for mine, real in zip(ours, theirs, strict=True):
+        if real == "[DONE]":
+            assert mine == real
+        else:
+            compare_answers(mine, real)
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream, decoded."""
+    lines = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def test_metrics_have_names_of_the_real_server(server: Emulator) -> None:
+    real = {line.split()[2] for line in (SAMPLES / "GET_metrics.txt").read_text().splitlines() if line.startswith("# TYPE")}
+    text = server.get("/metrics").text
+    ours = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    # The real server shows these two only once they are above zero.
+    assert ours - {"sglang:cached_tokens_total", "sglang:num_aborted_requests_total"} <= real
