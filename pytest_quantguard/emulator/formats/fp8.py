@@ -147,8 +147,12 @@ class FP8Format(Format):
         self.element = element
 
     def quantize(self, weights: Sequence[Float32]) -> list[QuantizedTensor]:
-        """Every member has its own scales."""
+        """A scale per tensor is one for the group, as fused kernels need and Model Optimizer exports."""
+        scale = None
+        if self.granularity == "tensor":
+            amax = np.max([row_amax(weight).max(initial=0.0, keepdims=True) for weight in weights], axis=0)
+            scale = safe_divisor(amax / np.float32(self.element.largest))
         return [
-            FP8Tensor.quantize(weight, element=self.element, granularity=self.granularity)
+            FP8Tensor.quantize(weight, element=self.element, granularity=self.granularity, scale=scale)
             for weight in weights
         ]

@@ -109,7 +109,10 @@ E4M3 = MiniFloat("e4m3", exponent_bits=4, mantissa_bits=3, largest=448.0)
 E5M2 = MiniFloat("e5m2", exponent_bits=5, mantissa_bits=2, largest=57344.0)
 
 
+_POWERS_OF_TWO = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], np.float32)
+_POWERS_OF_TWO.flags.writeable = False
+
+
 def decode_e8m0(codes: UInt8) -> Float32:
-    """2^(code - 127), NaN for 255."""
-    values: Float32 = np.ldexp(np.float32(1.0), codes.astype(np.int32) - 127)
-    return np.where(codes == 255, np.float32(np.nan), values)
+    """The shared scales 2^(code - 127) of the microscaling formats; NaN for 255."""
+    return _POWERS_OF_TWO[codes]
