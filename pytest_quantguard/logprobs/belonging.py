@@ -147,7 +147,7 @@ def match_vocabularies(
         None,
         0,
         f"{cell}: the candidate's vocabulary has {size_b} entries where the baseline has {size_a}, and "
-        f"{reason}: these are different models or tokenizers; capture a baseline with this model's own reference",
+        f"{reason}: these are different models or tokenizers; record a baseline of its own",
         {"baseline": size_a, "candidate": size_b},
     )
 

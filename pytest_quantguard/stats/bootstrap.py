@@ -156,7 +156,8 @@ def share_interval(ones: Float64, sizes: Float64, confidence: float) -> tuple[fl
     half = (
         t / (1 + t * t / effective) * math.sqrt(share * (1 - share) / effective + (t / (2 * effective)) ** 2)
     )
-    return max(centre - half, 0.0), min(centre + half, 1.0), error, "Wilson"
+    # The interval holds the share; at 0 and 1 rounding could say otherwise.
+    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0), error, "Wilson"
 
 
 def ratio_interval(
@@ -213,9 +214,9 @@ def bca_interval(
     percentile").
     """
     clusters = left_out.size
-    error = float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
-    if error == 0:
+    if drawn.min() == drawn.max():
         return value, value, 0.0, "no spread"
+    error = float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
     below = float((drawn < value).mean() + 0.5 * (drawn == value).mean())
     bias = NORMAL.inv_cdf(min(max(below, 1 / drawn.size), 1 - 1 / drawn.size))
     deviations = left_out.mean() - left_out
@@ -240,7 +241,7 @@ def _tail_note(aggregate: Aggregate, positions: int) -> str | None:
         return "an extreme is not bounded by a sample: the interval describes the observed positions only"
     if isinstance(aggregate, Quantile):
         beyond = positions * min(aggregate.probability, 1 - aggregate.probability)
-        if beyond < MIN_BEYOND:
+        if round(beyond, 6) < MIN_BEYOND:
             return (
                 f"only {beyond:.1f} of {positions} positions lie beyond this quantile: the interval "
                 "describes the observed positions only"
