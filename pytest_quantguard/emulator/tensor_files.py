@@ -26,7 +26,7 @@ ComputeType = Literal["bfloat16", "float32"]
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
-_PLAIN_TYPES = ("BF16", "F16", "F32")
+PLAIN_TYPES = ("BF16", "F16", "F32")
 # Types without a numpy equivalent are read as their bit patterns.
 _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -151,9 +151,9 @@ class TensorFolder:
                 f"{entry.path}: tensor {name} has shape {list(entry.shape)}, "
                 f"config.json makes it {list(shape)}"
             )
-        if entry.dtype not in _PLAIN_TYPES:
+        if entry.dtype not in PLAIN_TYPES:
             raise ModelError(
-                f"{entry.path}: tensor {name}: expected {', '.join(_PLAIN_TYPES)}, found {entry.dtype}: the "
+                f"{entry.path}: tensor {name}: expected {', '.join(PLAIN_TYPES)}, found {entry.dtype}: the "
                 "folder's quantization config leaves this module unquantized"
             )
         values = self.float32(name)
