@@ -109,7 +109,7 @@ class Checkpoint:
             name: tensor
             for group in fused_groups(self.config)
             if wanted.intersection(group)
-            for name, tensor in self._source.quantized(group).items()
+            for name, tensor in self._stored(group).items()
         }
 
     def describe(self) -> str:
@@ -126,8 +126,14 @@ class Checkpoint:
             f"compute type {self.dtype}"
         )
 
+    def _stored(self, group: Group) -> dict[str, QuantizedTensor]:
+        shared = group == (LM_HEAD,) and self.config.tie_word_embeddings
+        if shared and self._source.format_name(LM_HEAD) == "bf16":
+            return {LM_HEAD: PlainTensor(self.tensors[EMBEDDING])}
+        return self._source.quantized(group)
+
     def _load(self, group: Group, weight_hook: WeightHook | None) -> None:
-        stored = self._source.quantized(group)
+        stored = self._stored(group)
         used = stored if weight_hook is None else weight_hook(stored)
         for name in group:
             self._fill(self.linears[name], used[name], changed=used[name] is not stored[name])

@@ -19,7 +19,7 @@ from pytest_quantguard.errors import ModelError
 _FLOORS = {"nvfp4": 12.0, "fp8": 22.0}
 """Decibels below which no sound quantization of ordinary weights lies: normal weights give 20 and 31."""
 
-_LEAST_DROP = 3.0
+_LEAST_DROP = 1.5
 _DEVIATIONS = 6.0
 _MAD_TO_SIGMA = 1.4826
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
+
+_CHUNK_ELEMENTS = 1 << 17
+"""Half a megabyte of float32: temporaries of this size stay in the cache and are recycled at once."""
+
+
+def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Slices of consecutive rows that cover a matrix of `shape`, each of a size that is fast to work on."""
+    step = max(1, _CHUNK_ELEMENTS // max(shape[1], 1))
+    return (slice(start, start + step) for start in range(0, shape[0], step))
 
 
 def block_amax(x: Float32, width: int) -> Float32:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor, UInt8
-from pytest_quantguard.emulator.formats.blocks import check_static_scale, row_amax, safe_divisor
+from pytest_quantguard.emulator.formats.blocks import check_static_scale, row_amax, row_chunks, safe_divisor
 from pytest_quantguard.emulator.formats.minifloat import E4M3, MiniFloat
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
@@ -63,11 +63,15 @@ class FP8Tensor(QuantizedTensor):
         """weight: float32 [out, in]. scale: as stored; default amax / largest, 1 where all are zero."""
         if scale is None:
             scale = _weight_scale(weight, element, granularity)
-        if granularity != "block":
-            return cls(element.encode(weight / scale), scale, element, granularity)
         codes = np.empty(weight.shape, np.uint8)
-        for rows, row_scale in _block_rows(scale, weight.shape):
-            codes[rows] = element.encode(weight[rows] / row_scale)
+        if granularity == "block":
+            for rows, row_scale in _block_rows(scale, weight.shape):
+                codes[rows] = element.encode(weight[rows] / row_scale)
+        else:
+            for rows in row_chunks(weight.shape):
+                codes[rows] = element.encode(
+                    weight[rows] / (scale[rows] if granularity == "channel" else scale)
+                )
         return cls(codes, scale, element, granularity)
 
 

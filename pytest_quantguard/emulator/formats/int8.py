@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor
-from pytest_quantguard.emulator.formats.blocks import row_amax, safe_divisor
+from pytest_quantguard.emulator.formats.blocks import row_amax, row_chunks, safe_divisor
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
 _LARGEST = np.float32(127.0)
@@ -43,7 +43,10 @@ class Int8Tensor(QuantizedTensor):
     def quantize(cls, weight: Float32) -> Int8Tensor:
         """weight: float32 [out, in]. A channel of zeros gets the scale 1."""
         scale = safe_divisor(row_amax(weight) / _LARGEST)
-        return cls(np.clip(np.rint(weight / scale), -_LARGEST, _LARGEST).astype(np.int8), scale)
+        integers = np.empty(weight.shape, np.int8)
+        for rows in row_chunks(weight.shape):
+            integers[rows] = np.clip(np.rint(weight[rows] / scale[rows]), -_LARGEST, _LARGEST)
+        return cls(integers, scale)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor, UInt8
-from pytest_quantguard.emulator.formats.blocks import block_amax
+from pytest_quantguard.emulator.formats.blocks import block_amax, row_chunks
 from pytest_quantguard.emulator.formats.minifloat import MiniFloat, decode_e8m0
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
@@ -67,11 +67,16 @@ class MXTensor(QuantizedTensor):
     def quantize(cls, weight: Float32, element: MiniFloat) -> MXTensor:
         """weight: float32 [out, in], in a multiple of 32."""
         rows, columns = weight.shape
-        scale = shared_exponents(np.ascontiguousarray(weight), element)
-        blocks = weight.reshape(rows, -1, BLOCK) / decode_e8m0(scale)[:, :, None]
-        codes = element.encode(blocks.reshape(rows, columns))
-        if element.bits == 4:
-            codes = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
+        codes = np.empty((rows, columns * element.bits // 8), np.uint8)
+        scale = np.empty((rows, columns // BLOCK), np.uint8)
+        for part in row_chunks(weight.shape):
+            chunk = np.ascontiguousarray(weight[part])
+            scale[part] = shared_exponents(chunk, element)
+            blocks = chunk.reshape(len(chunk), -1, BLOCK) / decode_e8m0(scale[part])[:, :, None]
+            encoded = element.encode(blocks.reshape(chunk.shape))
+            codes[part] = (
+                encoded if element.bits == 8 else encoded[:, 0::2] | (encoded[:, 1::2] << np.uint8(4))
+            )
         return cls(codes, scale, element)
 
 

@@ -86,13 +86,15 @@ class MiniFloat:
         NaN, and the largest value in E2M1, which has none.
         """
         magnitude = self.round(np.abs(x))
-        bias = 2 ** (self.exponent_bits - 1) - 1
-        codes = np.right_shift(magnitude.view(np.uint32), np.uint32(23 - self.mantissa_bits)).view(np.int32)
-        codes -= (127 - bias) << self.mantissa_bits
+        # Lifting subnormals by the smallest normal makes their steps mantissa bits, one exponent too high.
         subnormal = magnitude < self.smallest_normal
-        steps = magnitude[subnormal] * np.float32(2.0**self.mantissa_bits / self.smallest_normal)
-        codes[subnormal] = steps.astype(np.int32)
-        codes[np.isnan(magnitude)] = 2 ** (self.bits - 1) - 1
+        lifted = magnitude + subnormal * np.float32(self.smallest_normal)
+        codes = np.right_shift(lifted.view(np.uint32), np.uint32(23 - self.mantissa_bits)).view(np.int32)
+        bias = 2 ** (self.exponent_bits - 1) - 1
+        codes -= (127 - bias + subnormal.astype(np.int32)) << self.mantissa_bits
+        nans = np.isnan(magnitude)
+        if nans.any():
+            codes[nans] = 2 ** (self.bits - 1) - 1
         encoded: UInt8 = codes.astype(np.uint8)
         encoded |= np.signbit(x).astype(np.uint8) << np.uint8(self.bits - 1)
         return encoded

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from pytest_quantguard.emulator.formats.base import Float32, Format, QuantizedTensor, UInt8
-from pytest_quantguard.emulator.formats.blocks import block_amax, check_static_scale, safe_divisor
+from pytest_quantguard.emulator.formats.blocks import block_amax, check_static_scale, row_chunks, safe_divisor
 from pytest_quantguard.emulator.formats.minifloat import E2M1, E4M3
 from pytest_quantguard.emulator.linear import ActivationQuantizer
 
@@ -22,10 +22,10 @@ BLOCK = 16
 _SIX = np.float32(6.0)
 _RANGE = np.float32(6.0 * 448.0)
 _SMALLEST_BLOCK_SCALE = np.float32(2.0**-9)
-_ROW_CHUNK_ELEMENTS = 1 << 17
 # Adding zero turns the -0.0 of code 8 into +0.0, as Model Optimizer's table has it.
 _VALUES = E2M1.table + np.float32(0.0)
-_PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=1)
+# Both values of a byte as one 8-byte element, so that a single look-up unpacks them.
+_PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=1).view(np.uint64)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,10 @@ class NVFP4Tensor(QuantizedTensor):
     def dequantize(self, out: Float32 | None = None) -> Float32:
         rows, columns = self.shape
         values = np.empty((rows, columns), np.float32) if out is None else out
-        step = max(1, _ROW_CHUNK_ELEMENTS // max(columns, 1))
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
-            pairs = _PAIRS[self.packed[part]]
+        for part in row_chunks((rows, columns)):
+            unpacked = np.take(_PAIRS, self.packed[part], mode="clip").view(np.float32)
             scale = E4M3.decode(self.block_scale[part]) * self.global_scale
-            blocks = pairs.reshape(len(pairs), -1, BLOCK)
+            blocks = unpacked.reshape(len(unpacked), -1, BLOCK)
             np.multiply(blocks, scale[:, :, None], out=values[part].reshape(blocks.shape))
         return values
 
@@ -66,9 +64,7 @@ class NVFP4Tensor(QuantizedTensor):
         )
         packed = np.empty((rows, columns // 2), np.uint8)
         block_scale = np.empty((rows, columns // BLOCK), np.uint8)
-        step = max(1, _ROW_CHUNK_ELEMENTS // max(columns, 1))
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
+        for part in row_chunks((rows, columns)):
             packed[part], block_scale[part] = _quantize_rows(np.ascontiguousarray(weight[part]), scale)
         return cls(packed, block_scale, scale)
 
