@@ -185,8 +185,7 @@ def ratio_interval(
     errors = np.sqrt(np.maximum(squares, 0.0) * clusters / (clusters - 1)) / totals
     flat = errors < 1e-6 * error
     if clusters < MIN_STUDENTISED_CLUSTERS or flat.mean() > (1 - confidence) / 10:
-        t = student_quantile(upper, clusters - 1)
-        return value - t * error, value + t * error, error, "Student"
+        return student_interval(value, error, clusters, confidence)
     studentised = (ratios - value)[~flat] / errors[~flat]
     low_t, high_t = np.quantile(studentised, [1 - upper, upper])
     return value - float(high_t) * error, value - float(low_t) * error, error, "bootstrap-t"
@@ -214,9 +213,9 @@ def bca_interval(
     percentile").
     """
     clusters = left_out.size
-    if drawn.min() == drawn.max():
+    error = resampled_standard_error(drawn, clusters)
+    if error == 0:
         return value, value, 0.0, "no spread"
-    error = float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
     below = float((drawn < value).mean() + 0.5 * (drawn == value).mean())
     bias = NORMAL.inv_cdf(min(max(below, 1 / drawn.size), 1 - 1 / drawn.size))
     deviations = left_out.mean() - left_out
@@ -229,6 +228,21 @@ def bca_interval(
         levels.append(NORMAL.cdf(bias + (bias + z) / shrink) if shrink > 0 else (0.0 if z < 0 else 1.0))
     low, high = np.quantile(drawn, levels)
     return min(float(low), value), max(float(high), value), error, "BCa"
+
+
+def student_interval(
+    value: float, error: float, clusters: int, confidence: float
+) -> tuple[float, float, float, str]:
+    """value -+ t * error, with clusters - 1 degrees of freedom."""
+    t = student_quantile((1 + confidence) / 2, clusters - 1)
+    return value - t * error, value + t * error, error, "Student" if error > 0 else "no spread"
+
+
+def resampled_standard_error(drawn: Float64, clusters: int) -> float:
+    """The spread of `drawn`, float64 [R], the statistic of each resample, corrected for the number of clusters."""
+    if drawn.min() == drawn.max():
+        return 0.0
+    return float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
 
 
 def leave_one_out(clusters: int) -> Float64:

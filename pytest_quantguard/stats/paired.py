@@ -2,6 +2,10 @@
 
 Differences are taken position by position before anything is averaged, so what both measurements share (hard
 prompts, unlucky positions) cancels: far smaller changes show than in two separate intervals.
+
+Intervals are Student's, over prompts. Differences are nearly symmetric with heavy tails; there bootstrap-t
+and BCa cover too little (90 % and less in simulations) where Student's interval keeps its 95 % for means and
+is conservative for quantiles.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from pytest_quantguard.stats.bootstrap import (
     Column,
     Interval,
     Resampler,
-    bca_interval,
-    leave_one_out,
-    ratio_interval,
+    clustered_standard_error,
+    resampled_standard_error,
+    student_interval,
 )
 from pytest_quantguard.stats.clusters import ClusteredValues
 from pytest_quantguard.stats.power import smallest_detectable_change
@@ -110,13 +114,11 @@ def _interval(
     if isinstance(column.aggregate, Mean):
         base = old.sums(old.values) if relative else old.sizes
         difference = old.sums(new.values - old.values)
-        low, high, error, method = ratio_interval(difference, base, resampler, confidence)
+        error = clustered_standard_error(difference, base)
     else:
-        drawn, left_out = (
-            _changes(column, old, new, weights, relative)
-            for weights in (resampler.draws(old.count), leave_one_out(old.count))
-        )
-        low, high, error, method = bca_interval(value, drawn, left_out, confidence)
+        drawn = _changes(column, old, new, resampler.draws(old.count), relative)
+        error = resampled_standard_error(drawn, old.count)
+    low, high, error, method = student_interval(value, error, old.count, confidence)
     return Interval(low, high, value, error, old.count, confidence, method)
 
 
