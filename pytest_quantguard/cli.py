@@ -1,6 +1,66 @@
-"""The `quantguard` command."""
+"""The `quantguard` command: one parser; each command is a small module of `commands/`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import pytest_quantguard
+from pytest_quantguard.commands import ExitCode, accept, capture, check_checkpoint, emulate, run, schema
+from pytest_quantguard.errors import ConfigError, QuantguardError
+
+COMMANDS: tuple[ModuleType, ...] = (capture, run, accept, emulate, check_checkpoint, schema)
+"""In the order of --help. Each has NAME, SUMMARY, DESCRIPTION, add_arguments(parser), execute(arguments)."""
+
+EXIT_CODES = """exit codes:
+  0    done; every check held
+  1    a check failed
+  2    wrong use, or a config that is wrong
+  3    could not be done: server, model, baseline, disk
+  130  interrupted"""
 
 
-def main() -> int:
-    """Entry point."""
-    return 0
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="quantguard",
+        description="A regression gate for quantized LLM servers: accuracy against a stored BF16 baseline, and "
+        "speed.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=pytest_quantguard.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for module in COMMANDS:
+        command = commands.add_parser(
+            module.NAME,
+            help=module.SUMMARY,
+            description=module.DESCRIPTION,
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(execute=module.execute)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code. A user's mistake is a message on stderr, never a traceback."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.execute(arguments))
+    except ConfigError as error:
+        print(f"quantguard: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except QuantguardError as error:
+        print(f"quantguard: {error}", file=sys.stderr)
+        return ExitCode.IMPOSSIBLE
+    except KeyboardInterrupt:
+        print("quantguard: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

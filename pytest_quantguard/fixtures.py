@@ -1,4 +1,6 @@
-"""Public fixtures for tests that users write beside the built-in gate. Their types load when they are used."""
+"""Public fixtures for tests that users write beside the built-in gate. Their types load when they are
+used.
+"""
 
 from __future__ import annotations
 

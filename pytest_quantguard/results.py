@@ -24,7 +24,9 @@ Outcome = Literal["passed", "failed", "warned", "error", "skipped"]
 
 
 class Result(BaseModel):
-    """Base of all result models: unknown keys are errors, values never change. Non-finite numbers become null."""
+    """Base of all result models: unknown keys are errors, values never change. Non-finite numbers become
+    null.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -159,7 +161,8 @@ def write_result(folder: Path, result: RunResult) -> Path:
             raise
     except OSError as error:
         raise QuantguardError(
-            f"The result could not be written to {path}: {error.strerror or error}. Free space or permissions there, "
+            f"The result could not be written to {path}: {error.strerror or error}. Free space or "
+            "permissions there, "
             "or choose another folder with --quantguard-output=DIR."
         ) from error
     return path
@@ -181,7 +184,8 @@ def read_result(path: Path) -> RunResult:
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise QuantguardError(
-            f"{file} has schema version {version}; this pytest-quantguard reads up to {SCHEMA_VERSION}. Upgrade with: "
+            f"{file} has schema version {version}; this pytest-quantguard reads up to {SCHEMA_VERSION}. "
+            "Upgrade with: "
             "pip install -U pytest-quantguard."
         )
     try:

@@ -1,7 +1,8 @@
-"""One pytest session's gates: which configs, what was collected, what each check found, and the files at the end.
+"""One pytest session's gates: which configs, what was collected, what each check found, and the files at the
+end.
 
-It hangs on `config.stash`. With xdist the controller and every worker have one each: checks travel with pytest's own
-reports, the rest is published by each worker at its end and merged by the controller.
+It hangs on `config.stash`. With xdist the controller and every worker have one each: checks travel with
+pytest's own reports, the rest is published by each worker at its end and merged by the controller.
 """
 
 from __future__ import annotations

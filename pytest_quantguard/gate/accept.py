@@ -15,8 +15,8 @@ from pytest_quantguard.measure.capture import accept
 def accept_run(trial: Trial) -> str:
     """Judge everything but drift and speed, then store; returns a sentence for the user.
 
-    Raises `BaselineError` that names the checks which failed: a run that is not within budget is no model for later
-    ones.
+    Raises `BaselineError` that names the checks which failed: a run that is not within budget is no model
+    for later ones.
     """
     failed = [
         result.id
@@ -26,9 +26,10 @@ def accept_run(trial: Trial) -> str:
         if result.outcome == "failed"
     ]
     if failed:
+        named = ", ".join(failed[:5]) + (", ..." if len(failed) > 5 else "")
         raise BaselineError(
-            f"Not accepted: {len(failed)} checks failed ({', '.join(failed[:5])}{', ...' if len(failed) > 5 else ''}). "
-            "Mend them or change their bounds, then accept again."
+            f"Not accepted: {len(failed)} checks failed ({named}). Mend them or change their bounds, then accept "
+            "again."
         )
     measured = trial.measured()
     firsts = [measurement for (_, warm, repeat), measurement in measured.items() if not warm and repeat == 0]

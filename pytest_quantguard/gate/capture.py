@@ -15,7 +15,8 @@ def record_baseline(trial: Trial) -> str:
     config = trial.config
     if config.reference is None:
         raise ConfigError(
-            f"{trial.config_path}: there is no `reference`, so no baseline can be captured. Add the server of the "
+            f"{trial.config_path}: there is no `reference`, so no baseline can be captured. Add the server "
+            "of the "
             "unquantized model: reference: {backend: sglang, model_path: ..., dtype: bfloat16}."
         )
     suite = trial.suite()
@@ -32,6 +33,7 @@ def record_baseline(trial: Trial) -> str:
     write_recording(config.baseline, recording)
     cells = len(recording.cells)
     return (
-        f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, {config.suite.score_tokens} scored "
+        f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "
+        f"{config.suite.score_tokens} scored "
         f"tokens each, {cells} cells. Run the gate without the update flag to use it."
     )

@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Quantguard:
-    """Measure and assert. What cannot be had (server, baseline) fails the test with the reason, without a traceback."""
+    """Measure and assert. What cannot be had (server, baseline) fails the test with the reason, without a
+    traceback.
+    """
 
     trial: Trial
 
@@ -67,7 +69,9 @@ class Quantguard:
         max: float | None = None,
         min: float | None = None,
     ) -> CheckResult:
-        """Fail the test unless the metric keeps the bound; returns the result with interval and noise floor."""
+        """Fail the test unless the metric keeps the bound; returns the result with interval and noise
+        floor.
+        """
         self._known(metric)
         key = self._cell(phase, batch_size)
         check = Check("accuracy", f"accuracy[{key}-{metric}]", key, metric, bound=_bound(metric, max, min))
@@ -80,9 +84,9 @@ class Quantguard:
         key = CellKey(phase, batch_size)
         known = [CellKey(*cell) for cell in self.config.cells()]
         if key not in known:
+            measured = ", ".join(map(str, known))
             pytest.fail(
-                f"{self.config.name}: no cell {key} is in the suite; it measures {', '.join(map(str, known))}.",
-                pytrace=False,
+                f"{self.config.name}: the suite has no cell {key}; it measures {measured}.", pytrace=False
             )
         return key
 

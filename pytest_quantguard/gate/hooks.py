@@ -1,8 +1,11 @@
-"""The hooks of a session that has gates. They only delegate: state is in `session.py`, tests are in `items.py`."""
+"""The hooks of a session that has gates. They only delegate: state is in `session.py`, tests are in
+`items.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import pytest_quantguard
 from pytest_quantguard.errors import ConfigError, QuantguardError
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Gate, GateItem
+from pytest_quantguard.report.progress import ThrottledLines
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.results import CheckResult, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
@@ -48,15 +52,22 @@ def _worker_number(config: pytest.Config) -> int | None:
 
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
-    """Lines between the test results, at -v; nothing in workers, which have no terminal."""
+    """Lines between the test results: one in ten seconds, at -v more, at -vv all, at -q none.
 
-    def tell(line: str) -> None:
+    Workers have no terminal. Capturing is lifted while a line is written, as for pytest's live logs.
+    """
+    verbosity = config.getoption("verbose")
+
+    def write(line: str) -> None:
         terminal = config.pluginmanager.getplugin("terminalreporter")
-        if terminal is not None and config.getoption("verbose") > 0:
+        capture = config.pluginmanager.getplugin("capturemanager")
+        if terminal is None or verbosity < 0:
+            return
+        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
             terminal.ensure_newline()
             terminal.write_line(f"quantguard: {line}")
 
-    return tell
+    return ThrottledLines(write, seconds={0: 10.0, 1: 3.0}.get(verbosity, 0.0))
 
 
 def _narrow_arguments(config: pytest.Config, state: GateSession) -> None:

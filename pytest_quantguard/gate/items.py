@@ -120,7 +120,9 @@ class CheckItem(GateItem):
 
 
 class JudgedCheck(CheckItem):
-    """A check of answers: what it needs is measured in setup, so that a missing server is an error, not a failure."""
+    """A check of answers: what it needs is measured in setup, so that a missing server is an error, not a
+    failure.
+    """
 
     @classmethod
     def of(cls, gate: Gate, check: Check) -> JudgedCheck:
@@ -151,7 +153,8 @@ class TimedCheck(CheckItem, pytest.Function):
 
         def refused() -> None:
             raise ConfigError(
-                "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, or set "
+                "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, or "
+                "set "
                 "`speed: null` in the config."
             )
 
@@ -164,8 +167,10 @@ class TimedCheck(CheckItem, pytest.Function):
         """Refuse where nothing could be timed; start the server before the clock."""
         if "PYTEST_XDIST_WORKER" in os.environ:
             raise ConfigError(
-                "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, and workers "
-                "disturb each other's timings. Run the timing without -n (pytest -k speed ...), and leave it out of the "
+                "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, and "
+                "workers "
+                "disturb each other's timings. Run the timing without -n (pytest -k speed ...), and leave "
+                "it out of the "
                 "distributed run (-k 'not speed')."
             )
         if self.config.getoption("benchmark_disable", False):

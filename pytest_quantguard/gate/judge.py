@@ -110,7 +110,8 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     headline = f"{_where(check.cell)}: {compared.evidence[0]}: {verdict.sentence}."
     if verdict.passed:
         headline = (
-            f"{_where(check.cell)}: {compared.evidence[0]}: the KL between them is {number(between)}; at most "
+            f"{_where(check.cell)}: {compared.evidence[0]}: the KL between them is {number(between)}; at "
+            "most "
             f"{rule.max_kl} is allowed (self_consistency.{check.comparison}.max_kl)."
         )
     details = [
@@ -220,7 +221,8 @@ def _affected(moved: DriftMeasurement) -> list[str]:
         return labelled("rows", "all rows are bit-identical to the accepted run")
     first = moved.first
     text = (
-        f"{moved.bits.share:.1%} are bit-identical to the accepted run; {first.prompts} prompts differ, the first "
+        f"{moved.bits.share:.1%} are bit-identical to the accepted run; {first.prompts} prompts differ, the "
+        "first "
         f"at span position {first.span_position}; with the fewest tokens before it: {first.prompt_id} after "
         f"{first.text_position} tokens"
     )

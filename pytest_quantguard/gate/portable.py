@@ -1,4 +1,6 @@
-"""A config as it is written into recordings: paths relative to the config's folder, the same on every machine."""
+"""A config as it is written into recordings: paths relative to the config's folder, the same on every
+machine.
+"""
 
 from __future__ import annotations
 

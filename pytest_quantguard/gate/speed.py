@@ -17,8 +17,8 @@ from pytest_quantguard.serving.answers import Answer, GenerateRequest
 def time_requests(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
     """Time one request of `check.cell` and put tokens/s into `extra_info`.
 
-    prefill: the scoring request of the first batch; tokens/s counts its input. decode: `speed.decode_tokens` new tokens
-    for each prompt of the first batch, without log-probabilities; tokens/s counts the output.
+    prefill: the scoring request of the first batch; tokens/s counts its input. decode: `speed.decode_tokens`
+    new tokens for each prompt of the first batch, without log-probabilities; tokens/s counts the output.
     """
     assert check.cell is not None
     speed = trial.config.speed
@@ -27,7 +27,8 @@ def time_requests(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
     prompts = trial.baseline().prompts[: cell.batch_size]
     if len(prompts) < cell.batch_size:
         raise BaselineError(
-            f"{check.name}: the baseline has {len(prompts)} prompts, a batch of {cell.batch_size} cannot be timed. "
+            f"{check.name}: the baseline has {len(prompts)} prompts, a batch of {cell.batch_size} cannot be "
+            "timed. "
             "Remove the batch size from suite.batch_sizes, or enlarge the suite."
         )
     if cell.phase == "prefill":

@@ -1,4 +1,6 @@
-"""What a trial knows beyond its checks, as plain models: who answered, what each cell cost, what was noted."""
+"""What a trial knows beyond its checks, as plain models: who answered, what each cell cost, what was
+noted.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One config on trial: its server, its baseline and its measurements, each obtained once, when first needed.
 
-Nothing here judges; `judge.py` does, and knows no servers. What could not be had is remembered with its reason, so
-that everything that needs it fails with that reason and nothing is tried twice.
+Nothing here judges; `judge.py` does, and knows no servers. What could not be had is remembered with its
+reason, so that everything that needs it fails with that reason and nothing is tried twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class TrialOptions:
 
 @dataclass(slots=True)
 class Trial:
-    """Lazy parts of one gate. Every method raises `QuantguardError` with the cause where its part cannot be had."""
+    """Lazy parts of one gate. Every method raises `QuantguardError` with the cause where its part cannot be
+    had.
+    """
 
     config: GateConfig
     config_path: Path
@@ -210,7 +212,8 @@ class Trial:
             accepted = read_recording(path)
         except BaselineError as error:
             raise BaselineError(
-                f"{self.config.name}: drift is judged against an accepted run, and there is none that can be used. "
+                f"{self.config.name}: drift is judged against an accepted run, and there is none that can "
+                "be used. "
                 f"{error}\nIf this candidate is as it should be, accept it: {self.accept_command}"
             ) from error
         require_same_texts(accepted, baseline)

@@ -1,4 +1,6 @@
-"""Whether a cell's answers can be used at all: judged before any number of it, and required by every number."""
+"""Whether a cell's answers can be used at all: judged before any number of it, and required by every
+number.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def judge_quantized(trial: Trial, check: Check) -> CheckResult:
 
 
 def violations_of(trial: Trial, key: CellKey, *, warm: bool = False, repeat: int = 0) -> list[Violation]:
-    """Every guard that fires for one measurement. Raises `InvalidAnswerError` for answers the client refused."""
+    """Every guard that fires for one measurement. Raises `InvalidAnswerError` for answers the client
+    refused.
+    """
     measurement = trial.measurement(key, warm=warm, repeat=repeat)
 
     def checked() -> list[Violation]:

@@ -15,7 +15,28 @@ import yaml
 import pytest_quantguard.gate.hooks  # noqa: F401 - once here, not anew in every run inside this process
 from tests.plugin.toy_server import Toy, serve
 
-WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps for a while under some old tree".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "then",
+    "it",
+    "sleeps",
+    "for",
+    "a",
+    "while",
+    "under",
+    "some",
+    "old",
+    "tree",
+]
 
 
 @dataclass
@@ -55,9 +76,7 @@ class Project:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     monkeypatch.delenv("CI", raising=False)
     reference, candidate = Toy(), Toy(noise=0.1, quantization="fp8")
-    lines = [
-        json.dumps({"id": f"p{i}", "task": "toy", "text": " ".join(WORDS[i : i + 5])}) for i in range(8)
-    ]
+    lines = [json.dumps({"id": f"p{i}", "task": "toy", "text": " ".join(WORDS[i : i + 5])}) for i in range(8)]
     (pytester.path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     pytester.makeini("[pytest]\naddopts = -p no:cacheprovider\n")
     with ExitStack() as stack:

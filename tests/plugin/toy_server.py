@@ -1,7 +1,7 @@
 """A tiny server that speaks SGLang's protocol over a toy language model, for tests of the plugin.
 
-The next-token distribution depends on the last two tokens. `noise` perturbs the logits as a quantization would, the
-other settings are defects.
+The next-token distribution depends on the last two tokens. `noise` perturbs the logits as a quantization
+would, the other settings are defects.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class Toy:
         meta["completion_tokens"] = len(out)
         return {"text": "", "output_ids": out, "meta_info": meta}
 
-    def _row(self, prefix: list[int], token: int, wanted: int, *, decode: bool) -> tuple[list[Any], list[Any]]:
+    def _row(
+        self, prefix: list[int], token: int, wanted: int, *, decode: bool
+    ) -> tuple[list[Any], list[Any]]:
         values = self.logprobs(prefix, decode=decode).astype(np.float32)
         if self.nan:
             values[:] = np.nan

@@ -1,0 +1,29 @@
+"""The commands of `quantguard`, one module each. A module imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import Any
+
+
+class ExitCode(enum.IntEnum):
+    """What every command returns."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    IMPOSSIBLE = 3
+    INTERRUPTED = 130
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, for machines."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+
+
+def tell(line: str) -> None:
+    """Progress and remarks, on stderr so that stdout stays for results."""
+    print(line, file=sys.stderr, flush=True)

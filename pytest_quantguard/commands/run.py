@@ -1,0 +1,58 @@
+"""`quantguard run`: the gate, for people who do not think in pytest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_quantguard.commands import ExitCode, print_json
+
+NAME = "run"
+SUMMARY = "run the gate of one or several configs"
+DESCRIPTION = """Start the candidate of each CONFIG, compare its answers with the stored baseline, time it, and write
+.quantguard/<name>/result.json. What follows -- goes to pytest.
+
+The same as: pytest --quantguard-config=CONFIG ..."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file of a gate")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where results and logs go")
+    parser.add_argument("--repeats", type=int, metavar="N", help="measure each cell N times")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON; the report goes to stderr"
+    )
+    parser.set_defaults(pytest_arguments=[])
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run pytest in this process."""
+    return run_gate(arguments, ())
+
+
+def run_gate(arguments: argparse.Namespace, extra: Sequence[str]) -> int:
+    """pytest with the configs and further options; its exit code in our terms."""
+    import pytest
+
+    from pytest_quantguard.config_file import load_configs
+    from pytest_quantguard.results import read_result
+
+    configs = load_configs(arguments.config)
+    words = [f"--quantguard-config={path}" for path in arguments.config]
+    words += [f"--quantguard-output={arguments.output}"] if arguments.output else []
+    words += [f"--quantguard-repeats={arguments.repeats}"] if arguments.repeats is not None else []
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        code = pytest.main([*words, *extra, *arguments.pytest_arguments])
+    if arguments.json:
+        output = arguments.output or Path(".quantguard")
+        print_json([read_result(output / config.name).model_dump(mode="json") for config in configs])
+    return {
+        pytest.ExitCode.OK: ExitCode.DONE,
+        pytest.ExitCode.TESTS_FAILED: ExitCode.FAILED,
+        pytest.ExitCode.INTERRUPTED: ExitCode.INTERRUPTED,
+        pytest.ExitCode.USAGE_ERROR: ExitCode.USAGE,
+    }.get(pytest.ExitCode(code), ExitCode.IMPOSSIBLE)

@@ -1,0 +1,30 @@
+"""`quantguard schema`: JSON Schema of the config, for editors."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_quantguard.commands import ExitCode, print_json
+
+NAME = "schema"
+SUMMARY = "print the JSON Schema of configs, or check configs"
+DESCRIPTION = """Print the JSON Schema of a gate's config, for the completion and checks of editors. With files, check
+them instead: exit 0 if all are right, 2 and every mistake with its line if not."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("config", type=Path, nargs="*", metavar="CONFIG", help="configs to check")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print, or check."""
+    from pytest_quantguard.config_file import json_schema, load_configs
+
+    if not arguments.config:
+        print_json(json_schema())
+        return ExitCode.DONE
+    for config, path in zip(load_configs(arguments.config), arguments.config, strict=True):
+        print(f"{path}: {config.name} is right")
+    return ExitCode.DONE
