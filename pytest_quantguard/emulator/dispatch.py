@@ -91,6 +91,7 @@ class Dispatcher:
             self._active -= {item.request.rid for item in call.items}
             for rid in running:
                 self.engine.abort(rid)
+            self.metrics.abandoned(len(running))
 
     def abort(self, rid: str) -> None:
         """Abort the active sequences whose id begins with `rid`; the empty string means all."""

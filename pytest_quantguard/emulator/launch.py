@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_quantguard.emulator.extra import explanation, missing_packages
 from pytest_quantguard.emulator.options import EmulatorOptions, add_arguments, options_from
 from pytest_quantguard.errors import QuantguardError
 
@@ -55,6 +56,10 @@ def serve(options: EmulatorOptions) -> int:
     """Serve until a signal; returns the exit status as `run` does."""
     set_blas_threads(options.threads)
     log = configure_log()
+    missing = missing_packages()
+    if missing:
+        log.error(explanation(missing))
+        return 1
     try:
         listening = listen(options.host, options.port)
     except OSError as error:

@@ -30,6 +30,12 @@ class Metrics:
             self._counters["num_requests_total"] += 1
             self._counters["num_aborted_requests_total"] += aborted
 
+    def abandoned(self, count: int) -> None:
+        """Count sequences whose client went away before their end."""
+        with self._lock:
+            self._counters["num_requests_total"] += count
+            self._counters["num_aborted_requests_total"] += count
+
     def render(self, gauges: Mapping[str, float]) -> str:
         """The text of `/metrics`; `gauges` are the values that the engine knows now."""
         with self._lock:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_quantguard.emulator.extra import explanation, missing_packages
 from pytest_quantguard.errors import ModelError
 
 Progress = Callable[[str], None]
@@ -99,7 +100,9 @@ def cached_model(name: str, packaged: PackagedModel, progress: Progress) -> Path
     models = cache_folder() / "models"
     folder = models / f"{name}-{packaged.member_sha256[:12]}-v{CONVERSION}"
     if not folder.exists():
-        require_extra(name)
+        missing = missing_packages()
+        if missing:
+            raise ModelError(f"the model {name} cannot be converted: {explanation(missing)}")
         try:
             models.mkdir(parents=True, exist_ok=True)
             build_once(name, packaged, folder, progress)
@@ -107,20 +110,6 @@ def cached_model(name: str, packaged: PackagedModel, progress: Progress) -> Path
             raise cache_error(error, models, name, packaged) from error
     check_whole(folder, name)
     return folder
-
-
-def require_extra(name: str) -> None:
-    """ModelError unless the packages that convert a model are installed."""
-    missing = [
-        module
-        for module in ("filelock", "gguf", "ml_dtypes", "safetensors", "tokenizers")
-        if importlib.util.find_spec(module) is None
-    ]
-    if missing:
-        raise ModelError(
-            f"the model {name} cannot be converted: {', '.join(missing)} not installed. "
-            "Run: pip install 'pytest-quantguard[emulator]'"
-        )
 
 
 def build_once(name: str, packaged: PackagedModel, folder: Path, progress: Progress) -> None:

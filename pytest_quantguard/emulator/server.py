@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from pytest_quantguard.emulator.extra import explanation
+
 try:
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -23,10 +25,7 @@ try:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError as error:
-    raise ImportError(
-        f"the emulator's server needs packages that are not installed ({error.name}). "
-        "Run: pip install 'pytest-quantguard[emulator]'"
-    ) from error
+    raise ImportError(explanation([str(error.name)])) from error
 
 from pytest_quantguard.emulator import openai_protocol as openai
 from pytest_quantguard.emulator import server_info
@@ -141,6 +140,8 @@ class EmulatorServer:
 
         async def guarded(request: Request) -> Response:
             try:
+                if self._draining:
+                    raise rejected("The server is shutting down.", 503)
                 return await handler(request)
             except HttpError as error:
                 return error_response(error)
@@ -153,11 +154,9 @@ class EmulatorServer:
 
     @property
     def running(self) -> RunningModel:
-        """The loaded model. HttpError 503 before it is loaded and after the end has begun."""
-        if self._running is None or self._draining:
-            raise rejected(
-                "The server is shutting down." if self._draining else "The server is starting.", 503
-            )
+        """The loaded model. HttpError 503 before it is loaded."""
+        if self._running is None:
+            raise rejected("The server is starting.", 503)
         return self._running
 
     @property
@@ -282,11 +281,11 @@ class EmulatorServer:
 
     async def health(self, _request: Request) -> Response:
         """GET /health: whether requests are answered."""
-        return Response(status_code=503 if self._running is None or self._draining else 200)
+        return Response(status_code=503 if self._running is None else 200)
 
     async def health_generate(self, request: Request) -> Response:
         """GET /health_generate: 200 once a token was generated."""
-        if self._running is None or self._draining:
+        if self._running is None:
             return Response(status_code=503)
         call = self.parse({"input_ids": [0], "sampling_params": {"temperature": 0, "max_new_tokens": 1}})
         await unless_disconnected(request, self.dispatcher.run(call, time.time()))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_quantguard.emulator.models import resolve_model
+
 from .processes import Emulator, emulator
 
 

@@ -1,4 +1,4 @@
-"""The emulator answers the requests that a real SGLang 0.5.23 answered, with the same status, fields and shapes.
+"""The emulator answers what a real SGLang 0.5.23 was asked with the same status, fields and shapes.
 
 The exceptions are listed here and explained in docs/protocol.md.
 """
@@ -42,7 +42,14 @@ UNSUPPORTED = {
 }
 """Requests that change what is generated in a way that the emulator does not have, and the field it names."""
 
-SMALLER = {"GET_server_info", "GET_get_server_info", "GET_model_info", "GET_get_model_info", "GET_openapi", "GET_v1_loads"}
+SMALLER = {
+    "GET_server_info",
+    "GET_get_server_info",
+    "GET_model_info",
+    "GET_get_model_info",
+    "GET_openapi",
+    "GET_v1_loads",
+}
 """Descriptions of the server: a subset of the real one's fields."""
 
 GENERATED = [
@@ -93,7 +100,9 @@ def compare_answers(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     for key in set(real) - UNMEASURED - VARYING:
         assert shape(mine[key]) == shape(real[key]), key
     if "input_token_logprobs" in real:
-        assert [row[1] for row in mine["input_token_logprobs"]] == [row[1] for row in real["input_token_logprobs"]]
+        assert [row[1] for row in mine["input_token_logprobs"]] == [
+            row[1] for row in real["input_token_logprobs"]
+        ]
 
 
 def content_type(response: Any) -> str:
@@ -154,7 +163,9 @@ def test_descriptions_hold_a_subset_of_the_real_fields(server: Emulator, name: s
     assert set(response.json()) - own <= set(sample.response)
 
 
-@pytest.mark.parametrize("name", ["GET_v1_models", "tokenize", "v1_completions_logprobs", "v1_chat_logprobs", "detokenize"])
+@pytest.mark.parametrize(
+    "name", ["GET_v1_models", "tokenize", "v1_completions_logprobs", "v1_chat_logprobs", "detokenize"]
+)
 def test_openai_routes_have_the_recorded_shape(server: Emulator, name: str) -> None:
     sample = recorded(name)
     response = replay(server, sample)
@@ -173,7 +184,18 @@ def test_openai_routes_have_the_recorded_shape(server: Emulator, name: str) -> N
         assert ours == theirs
 
 
-@pytest.mark.parametrize("name", ["GET_health", "GET_health_generate", "GET_ping", "abort", "flush0", "flush_cache_get", "flush_cache_post"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GET_health",
+        "GET_health_generate",
+        "GET_ping",
+        "abort",
+        "flush0",
+        "flush_cache_get",
+        "flush_cache_post",
+    ],
+)
 def test_plain_routes_answer_as_recorded(server: Emulator, name: str) -> None:
     sample = recorded(name)
     response = replay(server, sample)
@@ -207,7 +229,11 @@ def events(text: str) -> list[Any]:
 
 
 def test_metrics_have_names_of_the_real_server(server: Emulator) -> None:
-    real = {line.split()[2] for line in (SAMPLES / "GET_metrics.txt").read_text().splitlines() if line.startswith("# TYPE")}
+    real = {
+        line.split()[2]
+        for line in (SAMPLES / "GET_metrics.txt").read_text().splitlines()
+        if line.startswith("# TYPE")
+    }
     text = server.get("/metrics").text
     ours = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     # The real server shows these two only once they are above zero.
