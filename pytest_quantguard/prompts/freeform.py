@@ -1,26 +1,20 @@
 """Free-form texts: code, prose, dialogue, Chinese and mathematics, from templates of our own.
 
-They have no right answer; they are there to be continued. Every maker takes a random generator and an
-approximate length in tokens, and returns a text that stops in the middle of something.
+They have no right answer; they are there to be continued, and stop in the middle of something.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
-from pytest_quantguard.prompts.lengths import estimate_tokens
+from pytest_quantguard.prompts.filler import sentences
+from pytest_quantguard.prompts.lengths import TokenCounter, cut_text
+from pytest_quantguard.prompts.words import GIVEN_NAMES, WORDS, person_name, town_name
 
-_NAMES = ("Anna", "Tom", "Mirela", "Jonas", "Priya", "Kofi", "Lucia", "Haruto", "Elif", "Samuel")
-_PLACES = (
-    "harbour",
-    "old library",
-    "mountain village",
-    "railway station",
-    "greenhouse",
-    "observatory",
-    "market",
-)
+_PLACES = ("harbour", "old library", "village", "railway station", "greenhouse", "observatory", "market hall")
 _THINGS = (
     "a brass key",
     "a torn map",
@@ -31,118 +25,100 @@ _THINGS = (
 )
 _WEATHER = (
     "It had rained all night",
-    "The morning was clear and cold",
+    "The morning was clear",
     "Fog lay over the water",
     "Snow began to fall",
 )
 
-
-def prose(rng: random.Random, tokens: int) -> str:
-    """The beginning of a story."""
-    hero, friend = rng.sample(_NAMES, 2)
-    sentences = [
-        f"{rng.choice(_WEATHER)} when {hero} came to the {rng.choice(_PLACES)}.",
-        f"In {hero}'s bag lay {rng.choice(_THINGS)}, and nobody else knew about it.",
-        f"{friend} was already waiting, with a face that told of bad news.",
-        f"They had not spoken since the summer in which the {rng.choice(_PLACES)} was closed.",
-        f'"You are late," said {friend}, without looking up from {rng.choice(_THINGS)}.',
-        f"{hero} thought of the long way back, of the wind, and of everything that had been promised.",
-        f"Behind the {rng.choice(_PLACES)} a dog barked twice and then was silent.",
-        f"There were {rng.randint(3, 90)} steps to the top, and {hero} counted every one of them.",
-        f"If the story about {rng.choice(_THINGS)} was true, then {friend} had lied for years.",
-        "Nothing in the room had been moved, and yet something was different.",
-    ]
-    return _fill(sentences, rng, tokens, " ") + " Then"
+Parts = Callable[[random.Random], Iterator[str]]
 
 
-def code(rng: random.Random, tokens: int) -> str:
-    """The beginning of a Python module."""
-    noun = rng.choice(("order", "sensor", "invoice", "player", "route", "message", "sample"))
-    field = rng.choice(("price", "weight", "score", "length", "delay", "count"))
-    limit = rng.randint(2, 500)
-    blocks = [
-        f"def total_{field}({noun}s):\n"
-        f'    """Return the sum of `{field}` over all {noun}s."""\n'
-        f"    return sum({noun}.{field} for {noun} in {noun}s)\n",
-        f"def filter_{noun}s({noun}s, limit={limit}):\n"
-        f"    result = []\n    for {noun} in {noun}s:\n"
-        f"        if {noun}.{field} > limit:\n            continue\n"
-        f"        result.append({noun})\n    return result\n",
-        f"class {noun.title()}Store:\n    def __init__(self, path):\n        self.path = path\n"
-        f"        self.{noun}s = {{}}\n\n    def add(self, key, {noun}):\n        if key in self.{noun}s:\n"
-        f'            raise KeyError(f"{noun} {{key}} exists")\n        self.{noun}s[key] = {noun}\n',
-        f"def test_total_{field}_of_nothing_is_zero():\n    assert total_{field}([]) == 0\n",
-    ]
-    return _fill(blocks, rng, tokens, "\n\n") + f"\n\ndef mean_{field}("
+def make_text(name: str, rng: random.Random, tokens: int, count: TokenCounter) -> str:
+    """A text of kind `name` (a key of FREEFORM) with at most `tokens` tokens, and hardly fewer."""
+    parts, text = FREEFORM[name](rng), ""
+    enough = max(tokens, 8)
+    while count(text) <= tokens:
+        # Many parts at a time: counting the whole text for each would cost the square of its length.
+        text += "".join(itertools.islice(parts, max(2, enough // 40)))
+    return cut_text(text, tokens, count)
 
 
-def dialogue(rng: random.Random, tokens: int) -> str:
-    """A talk between two people, up to the next one's turn."""
-    first, second = rng.sample(_NAMES, 2)
-    city = rng.choice(("Lisbon", "Oslo", "Nairobi", "Kyoto", "Cusco", "Vienna"))
-    days = rng.randint(2, 14)
-    lines = [
-        f"{first}: Have you decided where to go in {rng.choice(('May', 'June', 'October'))}?",
-        f"{second}: I would like to see {city}, if the trains still run.",
-        f"{first}: How long do you want to stay there?",
-        f"{second}: About {days} days, and then back by the coast.",
-        f"{first}: That costs more than last year, doesn't it?",
-        f"{second}: A little. I saved {rng.randint(3, 19) * 50} euros for it.",
-        f"{first}: Then take a good pair of shoes, the streets are steep.",
-        f"{second}: Did you write down the name of that small hotel?",
-        f"{first}: It was called The {rng.choice(('Blue Heron', 'Quiet Lamp', 'Third Bridge'))}.",
-    ]
-    return _fill(lines, rng, tokens, "\n") + f"\n{second}:"
+def _prose(rng: random.Random) -> Iterator[str]:
+    """A story."""
+    remarks = sentences(rng, "en")
+    while True:
+        hero, friend = rng.sample(GIVEN_NAMES, 2)
+        place, thing = rng.choice(_PLACES), rng.choice(_THINGS)
+        yield f"{rng.choice(_WEATHER)} when {hero} came to the {place}. "
+        yield f"In {hero}'s bag lay {thing}, and nobody else knew about it. "
+        yield f"{friend} was already waiting, with a face that told of bad news. "
+        yield f'"You are late," said {friend}. "The {rng.choice(_PLACES)} closes in an hour." '
+        yield f"{hero} thought of the long way back and of everything that had been promised. "
+        yield from itertools.islice(remarks, rng.randint(1, 4))
+        yield f" There were {rng.randint(3, 90)} steps to the top, and {hero} counted every one of them. "
+        yield f"If the story about {thing} was true, then {friend} had lied for years.\n\n"
 
 
-def chinese(rng: random.Random, tokens: int) -> str:
-    """A Chinese text that goes on."""
-    name = rng.choice(("小林", "王老师", "阿珍", "李医生", "张明"))
-    place = rng.choice(("图书馆", "火车站", "海边的小镇", "山里的村子", "菜市场"))
-    thing = rng.choice(("一封旧信", "一把铜钥匙", "两张车票", "一本日记"))
-    sentences = [
-        f"早上七点,{name}来到了{place}。",
-        f"他的包里有{thing},别人都不知道。",
-        f"天气预报说下午有雨,气温只有{rng.randint(3, 18)}度。",
-        "路边的店还没有开门,街上很安静。",
-        f"他想起{rng.randint(2, 30)}年前第一次到这里的情形。",
-        "那时候河上还没有桥,人们要坐船过去。",
-        "一个孩子跑过来,问他要去哪里。",
-        f"他笑了笑,把{thing}拿了出来。",
-    ]
-    return _fill(sentences, rng, tokens, "") + "后来,"
+def _code(rng: random.Random) -> Iterator[str]:
+    """A Python module."""
+    while True:
+        noun, field = rng.sample(WORDS["en"], 2)
+        limit = rng.randint(2, 500)
+        yield f"def total_{field}({noun}s):\n"
+        yield f'    """Return the sum of `{field}` over all {noun}s."""\n'
+        yield f"    return sum({noun}.{field} for {noun} in {noun}s)\n\n\n"
+        yield f"def filter_{noun}s({noun}s, limit={limit}):\n    result = []\n"
+        yield f"    for {noun} in {noun}s:\n        if {noun}.{field} > limit:\n            continue\n"
+        yield f"        result.append({noun})\n    return result\n\n\n"
+        yield f"class {noun.title()}Store:\n    def __init__(self, path):\n        self.path = path\n"
+        yield f"        self.{noun}s = {{}}\n\n    def add(self, key, {noun}):\n"
+        yield f'        if key in self.{noun}s:\n            raise KeyError(f"{noun} {{key}} exists")\n'
+        yield f"        self.{noun}s[key] = {noun}\n\n\n"
+        yield f"def test_total_{field}_of_nothing_is_zero():\n    assert total_{field}([]) == 0\n\n\n"
 
 
-def mathematics(rng: random.Random, tokens: int) -> str:
-    """A worked exercise, up to the point where the result would follow."""
-    a, b, c = rng.randint(2, 30), rng.randint(2, 30), rng.randint(2, 9)
-    steps = [
-        f"Problem. A tank holds {a * b} litres and is filled at {a} litres a minute.",
-        f"After {c} minutes it holds {a * c} litres, because {a} * {c} = {a * c}.",
-        f"So {a * b} - {a * c} = {a * b - a * c} litres are missing.",
-        f"Let x be the number of minutes that remain; then {a} x = {a * b - a * c}.",
-        f"Check: the square of {b} is {b * b}, and {b * b} - {b} = {b * b - b} is even.",
-        f"The mean of {a}, {b} and {c} is ({a} + {b} + {c}) / 3.",
-        f"For f(x) = {c} x^2 + {a} x the derivative is f'(x) = {2 * c} x + {a}.",
-    ]
-    return _fill(steps, rng, tokens, " ") + " Therefore"
+def _dialogue(rng: random.Random) -> Iterator[str]:
+    """Two people planning a journey."""
+    while True:
+        first, second = rng.sample(GIVEN_NAMES, 2)
+        town, hotel = town_name(rng, "en"), rng.choice(("Blue Heron", "Quiet Lamp", "Third Bridge"))
+        yield f"{first}: Have you decided where to go in {rng.choice(('May', 'June', 'October'))}?\n"
+        yield f"{second}: I would like to see {town}, if the trains still run.\n"
+        yield f"{first}: How long do you want to stay there?\n"
+        yield f"{second}: About {rng.randint(2, 14)} days, and then back by the coast.\n"
+        yield f"{first}: That costs more than last year, doesn't it?\n"
+        yield f"{second}: A little. I saved {rng.randint(3, 19) * 50} euros for it.\n"
+        yield f"{first}: Then take {rng.choice(_THINGS)} with you, and good shoes. The streets are steep.\n"
+        yield f"{second}: Did you write down the name of that small hotel?\n"
+        yield f"{first}: It was called The {hotel}. Ask for the room with the {rng.choice(WORDS['en'])}.\n"
 
 
-def _fill(parts: list[str], rng: random.Random, tokens: int, separator: str) -> str:
-    """Join parts in order until the text is long enough; then again in another order."""
-    text = parts[0]
-    rest = parts[1:]
-    while estimate_tokens(text) < tokens:
-        if not rest:
-            rest = rng.sample(parts, len(parts))
-        text += separator + rest.pop(0)
-    return text
+def _chinese(rng: random.Random) -> Iterator[str]:
+    """A Chinese story."""
+    remarks = sentences(rng, "zh")
+    while True:
+        name, town = person_name(rng, "zh"), town_name(rng, "zh")
+        yield f"早上{rng.choice('六七八')}点,{name}来到了{town}。"
+        yield f"他的包里有{rng.choice(('一封旧信', '一把铜钥匙', '两张车票', '一本日记'))},别人都不知道。"
+        yield f"天气预报说下午有雨,气温只有{rng.randint(3, 18)}度。"
+        yield "路边的店还没有开门,街上很安静。"
+        yield f"他想起{rng.randint(2, 30)}年前第一次到这里的情形,那时候河上还没有桥。"
+        yield from itertools.islice(remarks, rng.randint(1, 4))
+        yield f"一个孩子跑过来,问{name}要去哪里。"
 
 
-FREEFORM: Mapping[str, Callable[[random.Random, int], str]] = {
-    "code": code,
-    "prose": prose,
-    "dialogue": dialogue,
-    "chinese": chinese,
-    "mathematics": mathematics,
-}
+def _mathematics(rng: random.Random) -> Iterator[str]:
+    """Worked exercises, all of them right."""
+    while True:
+        a, b, c = rng.randint(2, 30), rng.randint(10, 30), rng.randint(2, 9)
+        yield f"Problem. A tank holds {a * b} litres and is filled at {a} litres a minute. "
+        yield f"After {c} minutes it holds {a * c} litres, because {a} * {c} = {a * c}. "
+        yield f"So {a * b} - {a * c} = {a * b - a * c} litres are missing. "
+        yield f"Let x be the number of minutes that remain; then {a} x = {a * b - a * c}, so x = {b - c}. "
+        yield f"The square of {b} is {b * b}, and {b * b} - {b} = {b * b - b} is even. "
+        yield f"For f(x) = {c} x^2 + {a} x the derivative is f'(x) = {2 * c} x + {a}.\n"
+
+
+FREEFORM: Mapping[str, Parts] = MappingProxyType(
+    {"code": _code, "prose": _prose, "dialogue": _dialogue, "chinese": _chinese, "mathematics": _mathematics}
+)
