@@ -26,8 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="quantguard",
-        description="A regression gate for quantized LLM servers: accuracy against a stored BF16 baseline, and "
-        "speed.",
+        description="A gate for quantized LLM servers: accuracy against a stored BF16 baseline, and speed.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,8 +46,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code. A user's mistake is a message on stderr, never a traceback."""
-    arguments = build_parser().parse_args(argv)
+    """Entry point; returns the exit code. A user's mistake is a message on stderr, never a traceback.
+
+    What follows "--" belongs to pytest.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    ours, theirs = (
+        (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    )
+    parser = build_parser()
+    arguments = parser.parse_args(ours)
+    if theirs and not hasattr(arguments, "pytest_arguments"):
+        parser.error(f"'{arguments.command}' passes nothing to pytest, so '--' has no place here")
+    arguments.pytest_arguments = theirs
     try:
         return int(arguments.execute(arguments))
     except ConfigError as error:

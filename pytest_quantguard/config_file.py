@@ -40,6 +40,7 @@ PATH_KEYS: tuple[KeyPath, ...] = (
 """Values that may be relative to the file that holds them."""
 
 HIDDEN_KEYS = {"api_key"}
+PLAIN_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 MOST_NODES = 100_000
 
 
@@ -194,6 +195,10 @@ class _YamlReader:
                 problem="an alias contains itself or repeats too much", problem_mark=node.start_mark
             )
         self.places.setdefault(path, self._at(node.start_mark))
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_COLLECTIONS:
+            raise yaml.MarkedYAMLError(
+                problem=f"the tag {node.tag!r} is not allowed", problem_mark=node.start_mark
+            )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, (*above, id(node)))
         if isinstance(node, yaml.SequenceNode):

@@ -8,8 +8,8 @@ from pytest_quantguard.commands import run
 
 NAME = "accept"
 SUMMARY = "store the candidate's answers as the accepted run"
-DESCRIPTION = """Run the gate without timing and, if every check holds, store the candidate's answers beside the
-baseline. Later runs are compared with them position by position (accuracy.drift).
+DESCRIPTION = """Run the gate without timing and, if every check holds, store the candidate's answers beside
+the baseline. Later runs are compared with them position by position (accuracy.drift).
 
 The same as: pytest --quantguard-config=CONFIG --quantguard-accept -k 'not speed'"""
 

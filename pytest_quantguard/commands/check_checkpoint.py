@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 NAME = "check-checkpoint"
 SUMMARY = "check a quantized checkpoint without running it"
-DESCRIPTION = """Read the quantized checkpoint in FOLDER and report scales that are missing, zero, not finite or
-constant, fused projections whose scales differ, tensors of the wrong shape, and modules quantized against the
-config. With --reference, also the signal-to-noise ratio of each tensor. Exit 1 if there are errors.
+DESCRIPTION = """Read the quantized checkpoint in FOLDER and report scales that are missing, zero, not finite
+or constant, fused projections whose scales differ, tensors of the wrong shape, and modules quantized against
+the config. With --reference, also the signal-to-noise ratio of each tensor. Exit 1 if there are errors.
 Needs: pip install 'pytest-quantguard[emulator]'"""
 NOISIEST = 5
 

@@ -9,8 +9,8 @@ from pytest_quantguard.emulator.options import options_from
 
 NAME = "emulate"
 SUMMARY = "serve a model on the CPU, in SGLang's protocol"
-DESCRIPTION = """Serve a Llama-family model on this machine's CPU with bit-exact NVFP4, FP8 or BF16 arithmetic, until
-Ctrl-C. Needs: pip install 'pytest-quantguard[emulator]'"""
+DESCRIPTION = """Serve a Llama-family model on this machine's CPU with bit-exact NVFP4, FP8 or BF16
+arithmetic, until Ctrl-C. Needs: pip install 'pytest-quantguard[emulator]'"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ from pytest_quantguard.commands import ExitCode, print_json
 
 NAME = "run"
 SUMMARY = "run the gate of one or several configs"
-DESCRIPTION = """Start the candidate of each CONFIG, compare its answers with the stored baseline, time it, and write
-.quantguard/<name>/result.json. What follows -- goes to pytest.
+DESCRIPTION = """Start the candidate of each CONFIG, compare its answers with the stored baseline, time it,
+and write .quantguard/<name>/result.json. What follows -- goes to pytest.
 
 The same as: pytest --quantguard-config=CONFIG ..."""
 

@@ -9,8 +9,8 @@ from pytest_quantguard.commands import ExitCode, print_json
 
 NAME = "schema"
 SUMMARY = "print the JSON Schema of configs, or check configs"
-DESCRIPTION = """Print the JSON Schema of a gate's config, for the completion and checks of editors. With files, check
-them instead: exit 0 if all are right, 2 and every mistake with its line if not."""
+DESCRIPTION = """Print the JSON Schema of a gate's config, for the completion and checks of editors. With
+files, check them instead: exit 0 if all are right, 2 and every mistake with its line if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
