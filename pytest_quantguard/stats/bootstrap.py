@@ -239,7 +239,7 @@ def student_interval(
 
 
 def resampled_standard_error(drawn: Float64, clusters: int) -> float:
-    """The spread of `drawn`, float64 [R], the statistic of each resample, corrected for the number of clusters."""
+    """The spread of `drawn`, float64 [R], the statistic of each resample, corrected for few clusters."""
     if drawn.min() == drawn.max():
         return 0.0
     return float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
