@@ -43,7 +43,7 @@ class HttpError(Exception):
 
     @property
     def in_stream(self) -> bool:
-        """Whether a client that asked for a stream is told in one: for checks of values, not of the schema."""
+        """Whether a client that asked for a stream is told in one: checks of values, not of the schema."""
         return isinstance(self.body.get("error"), dict)
 
 

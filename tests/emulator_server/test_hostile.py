@@ -133,7 +133,8 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.05)
 
-    async def application(*_arguments: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive, send
         raise AssertionError("no request was sent")
 
     async def run() -> bytes:
