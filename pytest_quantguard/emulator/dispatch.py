@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pytest_quantguard.emulator.encoding import Timing
 from pytest_quantguard.emulator.engine import Engine
 from pytest_quantguard.emulator.metrics import Metrics
-from pytest_quantguard.emulator.protocol import GenerateCall, GenerateItem, rejected
+from pytest_quantguard.emulator.protocol import GenerateCall, GenerateItem, HttpError, rejected
 from pytest_quantguard.emulator.sequences import LogprobRows, Sequence, SequenceResult
 from pytest_quantguard.emulator.tokenizer import TextTokenizer
+from pytest_quantguard.errors import QuantguardError, RequestRejectedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,18 @@ class Dispatcher:
     ) -> AsyncGenerator[Outcome, None]:
         """Outcomes as they come: after every token, or only final ones; in any order of sequences.
 
-        Raises what the engine raises. Closing it early (the client went away) aborts what still runs.
+        Raises HttpError for what the engine refuses or fails at. Closing it early (the client went away)
+        aborts what still runs.
         """
         following = Following(call, received, every_token, asyncio.get_running_loop())
         running = {item.request.rid for item in call.items}
         repeated = sorted(running & self._active)
         if repeated:
             raise rejected(f"Duplicate request ID detected: {repeated[0]}")
-        self.engine.submit_batch([item.request for item in call.items], following.on_progress)
+        try:
+            self.engine.submit_batch([item.request for item in call.items], following.on_progress)
+        except QuantguardError as error:
+            raise answered(error) from error
         following.dispatched()
         self._active |= running
         try:
@@ -68,7 +73,7 @@ class Dispatcher:
             while running:
                 index, update = await following.queue.get()
                 if isinstance(update, Exception):
-                    raise update
+                    raise answered(update) from update
                 item = call.items[index]
                 final = update.finish_reason is not None
                 if final:
@@ -122,6 +127,13 @@ class Dispatcher:
             return ""
         skip = item.sampling.skip_special_tokens
         return self.tokenizer.decode_output(item.request.input_ids, ids, skip_special_tokens=skip)
+
+
+def answered(error: Exception) -> HttpError:
+    """An error of the engine as an answer: 400 if the request is at fault, 500 if the model is."""
+    if isinstance(error, RequestRejectedError):
+        return rejected(str(error))
+    return rejected(f"{type(error).__name__}: {error}", status=500)
 
 
 def cut(result: SequenceResult, steps: int, matched: str) -> SequenceResult:

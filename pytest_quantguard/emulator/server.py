@@ -53,7 +53,7 @@ from pytest_quantguard.emulator.protocol import (
 )
 from pytest_quantguard.emulator.running import RunningModel
 from pytest_quantguard.emulator.tokenizer import TextTokenizer
-from pytest_quantguard.errors import ConfigError, RequestRejectedError
+from pytest_quantguard.errors import ConfigError, QuantguardError, RequestRejectedError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -145,8 +145,9 @@ class EmulatorServer:
                 return await handler(request)
             except HttpError as error:
                 return error_response(error)
-            except (RequestRejectedError, ConfigError) as error:
-                return error_response(rejected(str(error)))
+            except QuantguardError as error:
+                status = 400 if isinstance(error, (ConfigError, RequestRejectedError)) else 500
+                return error_response(rejected(str(error), status))
             except ClientGoneError:
                 return Response(status_code=499)
 
@@ -288,7 +289,10 @@ class EmulatorServer:
         if self._running is None:
             return Response(status_code=503)
         call = self.parse({"input_ids": [0], "sampling_params": {"temperature": 0, "max_new_tokens": 1}})
-        await unless_disconnected(request, self.dispatcher.run(call, time.time()))
+        try:
+            await unless_disconnected(request, self.dispatcher.run(call, time.time()))
+        except HttpError:
+            return Response(status_code=503)
         return Response(status_code=200)
 
     async def server_info(self, _request: Request) -> Response:
