@@ -19,6 +19,9 @@ from pytest_quantguard.errors import QuantguardError
 SCHEMA_VERSION: Literal[1] = 1
 RESULT_FILE = "result.json"
 
+RELATIVE = "relative"
+"""Unit of a change as a share of what was before."""
+
 Kind = Literal["server", "validity", "accuracy", "self_consistency", "drift", "speed"]
 Outcome = Literal["passed", "failed", "warned", "error", "skipped"]
 

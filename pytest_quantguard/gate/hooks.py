@@ -153,6 +153,9 @@ class GateHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send what a check found along with pytest's report."""
         report = yield
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if isinstance(item, GateItem) and crash is not None:
+            crash.message = crash.message.removeprefix("Failed: ").split("\n", 1)[0]
         if isinstance(item, CheckItem) and (call.when == "call" or not report.passed):
             found = _found(item, call, report)
             sent = {"config": item.gate.name, "check": found.model_dump(mode="json")}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,6 @@ from pytest_quantguard.gate.speed import time_requests
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.results import CheckResult
 from pytest_quantguard.session import GateSession
-
-
-class CheckFailed(Exception):  # noqa: N818 - a verdict, not an error
-    """A check ran and did not hold; its text is the whole message."""
 
 
 class QuantguardWarning(UserWarning):
@@ -78,23 +74,13 @@ class BrokenGate(pytest.Collector):
 
 
 class GateItem(pytest.Item):
-    """What all items of a gate share: where they say they are, and failures without a traceback."""
+    """What all items of a gate share: the gate's name stands where other tests have a file."""
 
     gate: Gate
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """The gate's name stands where other tests have a file."""
+        """No line: there is no code to look at."""
         return self.config.rootpath / self.gate.name, None, self.name
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message alone; anything unexpected is a bug and gets its traceback."""
-        if not isinstance(excinfo.value, CheckFailed | QuantguardError):
-            return super().repr_failure(excinfo, style)
-        shown = excinfo.getrepr(style="value", chain=False)
-        if shown.reprcrash is not None:
-            first_line = str(excinfo.value).split("\n", 1)[0]
-            shown.reprcrash = dataclasses.replace(shown.reprcrash, message=first_line)
-        return shown
 
 
 class CheckItem(GateItem):
@@ -114,7 +100,7 @@ class CheckItem(GateItem):
         """Fail or warn as the result says."""
         assert self.result is not None
         if self.result.outcome == "failed":
-            raise CheckFailed(self.result.message)
+            pytest.fail(self.result.message, pytrace=False)
         if self.result.outcome == "warned":
             warnings.warn(QuantguardWarning(f"{self.nodeid}: {self.result.message}"), stacklevel=2)
 
@@ -133,7 +119,7 @@ class JudgedCheck(CheckItem):
 
     def setup(self) -> None:
         """Measure and judge."""
-        with self.gate.trial.told_once(self.nodeid):
+        with _told_plainly(self):
             self.result = judge(self.gate.trial, self.check)
 
     def runtest(self) -> None:
@@ -151,38 +137,38 @@ class TimedCheck(CheckItem, pytest.Function):
         def timed(benchmark: Any) -> CheckResult:
             return time_requests(gate.trial, check, benchmark)
 
-        def refused() -> None:
-            raise ConfigError(
-                "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, or "
-                "set "
-                "`speed: null` in the config."
-            )
+        def untimed() -> None:
+            """Stands in where the fixture does not exist; setup refuses before it is called."""
 
         available = gate.config.pluginmanager.hasplugin("benchmark")
-        item = cls.from_parent(gate, name=check.name, callobj=timed if available else refused)
+        item = cls.from_parent(gate, name=check.name, callobj=timed if available else untimed)
         item.attach(gate, check)
         return item
 
     def setup(self) -> None:
         """Refuse where nothing could be timed; start the server before the clock."""
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            raise ConfigError(
-                "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, and "
-                "workers "
-                "disturb each other's timings. Run the timing without -n (pytest -k speed ...), and leave "
-                "it out of the "
-                "distributed run (-k 'not speed')."
-            )
         if self.config.getoption("benchmark_disable", False):
             pytest.skip("--benchmark-disable: not timed")
-        with self.gate.trial.told_once(self.nodeid):
+        with _told_plainly(self):
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                raise ConfigError(
+                    "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, "
+                    "and workers disturb each other. Time without -n (pytest -k speed ...), and leave the "
+                    "timing out of the distributed run (-k 'not speed')."
+                )
+            if not self.config.pluginmanager.hasplugin("benchmark"):
+                raise ConfigError(
+                    "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, "
+                    "or set `speed: null` in the config."
+                )
             self.gate.trial.baseline()
             self.gate.trial.server()
         super().setup()
 
     def runtest(self) -> None:
         """Time the requests and report."""
-        self.result = self.obj(**{name: self.funcargs[name] for name in self._fixtureinfo.argnames})
+        with _told_plainly(self):
+            self.result = self.obj(benchmark=self.funcargs["benchmark"])
         self.report_outcome()
 
 
@@ -202,5 +188,21 @@ class Errand(GateItem):
 
     def runtest(self) -> None:
         """Do it."""
-        self.said = self.run()
-        self.gate.trial.progress(self.said)
+        with _told_plainly(self):
+            self.said = self.run()
+
+
+@contextmanager
+def _told_plainly(item: GateItem) -> Iterator[None]:
+    """A `QuantguardError` becomes a failure without traceback; anything else is a bug and keeps its own.
+
+    The first test that meets an error tells it in full, later ones refer to it.
+    """
+    try:
+        yield
+    except QuantguardError as error:
+        first = item.gate.trial.told(error, item.nodeid)
+        message = str(error)
+        if first != item.nodeid:
+            message = "Not run: " + message.split("\n", 1)[0] + f"\n(told in full by {first})"
+        raise pytest.fail.Exception(message, pytrace=False) from None

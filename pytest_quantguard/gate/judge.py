@@ -20,7 +20,7 @@ from pytest_quantguard.logprobs.metrics import METRICS, Metric, metric_change, m
 from pytest_quantguard.measure.consistency import SelfComparison, compare_with_itself
 from pytest_quantguard.measure.drift import DriftMeasurement, measure_drift
 from pytest_quantguard.measure.identity import describe_server, environment_changes
-from pytest_quantguard.results import CheckResult, Kind, Outcome
+from pytest_quantguard.results import RELATIVE, CheckResult, Kind, Outcome
 from pytest_quantguard.stats.bootstrap import Interval
 from pytest_quantguard.stats.decision import Verdict, decide, decide_drift
 from pytest_quantguard.stats.paired import PairedChange
@@ -75,7 +75,7 @@ def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
         *bullets("diagnosis", diagnose_trial(trial)),
         *describe_worst(trial, metric, divergence, *cells, names=("bf16", "candidate")),
     ]
-    return _failed(trial, result, f"{_where(key)}: {_headline(verdict, check.bound.limit, metric)}", details)
+    return _failed(trial, result, f"{_where(key)}: {_headline(verdict, check.bound.limit, metric)}.", details)
 
 
 def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
@@ -91,7 +91,7 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     verdict = _decide_increase(metric, change, rule.max_increase, rule.decision)
     between = compared.between.aggregate("kl_mean")
     beyond = rule.max_kl is not None and between > rule.max_kl
-    result = _result(check, verdict, metric).model_copy(
+    result = _result(check, verdict, metric, rule.max_increase).model_copy(
         update={
             "extra": {
                 "comparison": check.comparison,
@@ -107,15 +107,14 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     if verdict.passed and not beyond:
         return result
     _require_judged(trial, verdict, f"self_consistency.{check.comparison}.max_increase")
-    headline = f"{_where(check.cell)}: {compared.evidence[0]}: {verdict.sentence}."
+    headline = f"{compared.evidence[0]}: {_grown(metric, change, rule.max_increase)}."
     if verdict.passed:
         headline = (
-            f"{_where(check.cell)}: {compared.evidence[0]}: the KL between them is {number(between)}; at "
-            "most "
-            f"{rule.max_kl} is allowed (self_consistency.{check.comparison}.max_kl)."
+            f"{compared.evidence[0]}: the KL between them is {number(between)}; at most {rule.max_kl} is "
+            "allowed "
+            f"(self_consistency.{check.comparison}.max_kl)."
         )
     details = [
-        *labelled("KL to BF16", f"{number(change.before)} before, {number(change.after)} after"),
         *labelled(
             "KL between", f"{number(between)}; {compared.bits.share:.1%} of the rows are bit-identical"
         ),
@@ -168,11 +167,12 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
     )
     change = metric_change(moved.before, moved.after, metric.name)
     if check.drift_bound is not None:
-        verdict = _decide_increase(
-            metric, change, check.drift_bound.max_increase, check.drift_bound.decision or drift.decision
-        )
+        allowed = check.drift_bound.max_increase
+        verdict = _decide_increase(metric, change, allowed, check.drift_bound.decision or drift.decision)
+        headline = f"since the accepted run {_grown(metric, change, allowed)}"
     else:
         assert check.bound is not None
+        allowed = None
         verdict = decide(
             metric=f"{metric.name} from the accepted run",
             value=metric.of(moved.between),
@@ -181,7 +181,8 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
             decision=check.bound.decision or drift.decision,
             interval=intervals_of(trial, ("drift", key), moved.between).get(metric.name),
         )
-    result = _result(check, verdict, metric).model_copy(
+        headline = f"accepted run against candidate: {_headline(verdict, check.bound.limit, metric)}"
+    result = _result(check, verdict, metric, allowed).model_copy(
         update={"extra": _drift_figures(check, change, moved)}
     )
     if verdict.passed:
@@ -201,7 +202,7 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
             names=("accepted", "candidate"),
         ),
     ]
-    failed = _failed(trial, result, f"{_where(key)}: {verdict.sentence}.", details)
+    failed = _failed(trial, result, f"{_where(key)}: {headline}.", details)
     return failed.model_copy(update={"outcome": "warned"}) if drift.on_failure == "warn" else failed
 
 
@@ -268,7 +269,7 @@ def _detectable(interval: Interval | None) -> float | None:
     return smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters)
 
 
-def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
+def _result(check: Check, verdict: Verdict, metric: Metric, increase: Increase | None = None) -> CheckResult:
     outcome: Outcome = "passed" if verdict.passed else "failed"
     interval = verdict.interval
     return CheckResult(
@@ -277,7 +278,7 @@ def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
         phase=check.cell.phase if check.cell else None,
         batch_size=check.cell.batch_size if check.cell else None,
         metric=metric.name,
-        unit=metric.unit,
+        unit=RELATIVE if increase is not None and increase.relative else metric.unit,
         value=verdict.value,
         bound=verdict.bound,
         bound_side="max" if verdict.better == "lower" else "min",
@@ -309,7 +310,19 @@ def _headline(verdict: Verdict, limit: float, metric: Metric) -> str:
         "proven_bad": ", beyond it with its whole interval",
         "proven_good": ", not proven to keep it",
     }
-    return f"{metric.name} is {number(verdict.value)}; {allowed} {limit:g} is allowed{how[verdict.decision]}."
+    return f"{metric.name} is {number(verdict.value)}; {allowed} {limit:g} is allowed{how[verdict.decision]}"
+
+
+def _grown(metric: Metric, change: PairedChange, allowed: Increase) -> str:
+    """How much worse a metric against BF16 has become, and how much it may."""
+    worse = change.change if metric.better == "lower" else -change.change
+    grown = f"{worse / change.before:.1%}" if allowed.relative and change.before else number(worse)
+    verb = "grew" if metric.better == "lower" else "fell"
+    return (
+        f"{metric.name} against BF16 {verb} by {grown} ({number(change.before)} to {number(change.after)}); "
+        "at most "
+        f"{allowed} is allowed"
+    )
 
 
 def _where(key: CellKey) -> str:

@@ -17,7 +17,7 @@ from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
-from pytest_quantguard.results import CheckResult
+from pytest_quantguard.results import RELATIVE, CheckResult
 
 WIDTH = 78
 LABEL = 19
@@ -40,11 +40,11 @@ def describe_failure(trial: Trial, result: CheckResult, headline: str, details: 
     lines = [*textwrap.wrap(headline, WIDTH)]
     if result.interval is not None:
         low, high = result.interval
-        lines += labelled("95 % interval", f"{number(low)} to {number(high)}, by prompt")
+        lines += labelled("95 % interval", f"{shown(result, low)} to {shown(result, high)}, by prompt")
     if result.noise_floor is not None:
         lines += labelled("noise floor", f"{number(result.noise_floor)} (the reference against itself)")
     if result.detectable_change is not None:
-        lines += labelled("detectable change", f"{number(result.detectable_change)} with this suite")
+        lines += labelled("detectable change", f"{shown(result, result.detectable_change)} with this suite")
     lines += details
     lines += describe_place(trial)
     lines += describe_key(trial, result)
@@ -67,7 +67,7 @@ def describe_key(trial: Trial, result: CheckResult) -> list[str]:
     keys = {
         "accuracy": f"accuracy.{result.metric}, or an entry of accuracy.overrides",
         "drift": f"accuracy.drift.{result.metric}",
-        "self_consistency": "self_consistency",
+        "self_consistency": f"self_consistency.{result.extra.get('comparison')}",
         "validity": "validity",
     }
     key = keys.get(result.kind)
@@ -142,6 +142,16 @@ def bullets(label: str, sentences: Iterable[str]) -> list[str]:
     return [
         line for index, text in enumerate(sentences) for line in labelled(label if index == 0 else "", text)
     ]
+
+
+def shown(result: CheckResult, value: float) -> str:
+    """A value of the result's kind: changes relative to what was are percentages."""
+    return percent(value) if result.unit == RELATIVE else number(value)
+
+
+def percent(value: float) -> str:
+    """A share as a percentage of three digits."""
+    return f"{value * 100:.3g} %"
 
 
 def number(value: float) -> str:

@@ -6,8 +6,8 @@ reason, so that everything that needs it fails with that reason and nothing is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -135,17 +135,9 @@ class Trial:
                 raise
         return cast(T, self._had[part])
 
-    @contextmanager
-    def told_once(self, test_id: str) -> Iterator[None]:
-        """Let the first test that meets an error tell it in full, and later ones refer to it."""
-        try:
-            yield
-        except QuantguardError as error:
-            first = self._told.setdefault(id(error), test_id)
-            if first == test_id:
-                raise
-            summary = str(error).split("\n", 1)[0]
-            raise type(error)(f"Not run: {summary}\n(told in full by {first})") from None
+    def told(self, error: QuantguardError, test_id: str) -> str:
+        """The first test that told of this error, which is `test_id` if none has."""
+        return self._told.setdefault(id(error), test_id)
 
     def touched(self) -> bool:
         """Whether anything was asked of this trial."""

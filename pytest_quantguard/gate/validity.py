@@ -27,8 +27,9 @@ def judge_validity(trial: Trial, check: Check) -> CheckResult:
     try:
         violations = violations_of(trial, key)
     except InvalidAnswerError as error:
+        trial.told(error, f"{trial.config.name}::{check.name}")
         details = bullets("diagnosis", diagnose_trial(trial))
-        return _failed(trial, result, f"{key}: the answers cannot be used. {error}", details)
+        return _failed(trial, result, f"The answers cannot be used. {error}", details)
     if not violations:
         return result
     first, *others = violations

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_quantguard.results import CheckResult, RunResult
+from pytest_quantguard.results import RELATIVE, CheckResult, RunResult
 
 NARROWEST = 60
 WIDEST = 120
@@ -163,6 +163,8 @@ def _cell(check: CheckResult | None) -> str:
         return {"passed": "ok ", "failed": "FAIL!", "error": "ERROR?", "skipped": "-"}.get(
             check.outcome, check.outcome
         )
+    if check.unit == RELATIVE:
+        return f"{check.value * 100:+.1f}%{_mark(check)}"
     value = f"{check.value:.0f}" if check.kind == "speed" else _short(check.value)
     return f"{value}{_mark(check)}"
 
@@ -178,6 +180,8 @@ def _bound(checks: Iterable[CheckResult | None]) -> str:
     if not limits:
         return ""
     side = "<=" if known[0].bound_side == "max" else ">="
+    if known[0].unit == RELATIVE:
+        return f"{side} {limits[-1] * 100:+.3g}%"
     return f"{side} {limits[0]:g}" if len(limits) == 1 else f"{side} {limits[0]:.3g}..{limits[-1]:.3g}"
 
 
