@@ -25,7 +25,7 @@ def score(task: str, answer: str, gold: Sequence[str]) -> float:
 
 
 def check_gold(task: str, gold: Sequence[str]) -> None:
-    """Raise ValueError where no answer whatever could score: no gold, gold of signs only, for mcq no letter."""
+    """Raise ValueError where no answer whatever could score: no gold, signs only, for mcq no letter."""
     if not gold:
         raise ValueError("there is no gold answer")
     for answer in gold:
@@ -120,8 +120,9 @@ def score_share(answer: str, gold: Sequence[str]) -> float:
 
 def normalize(text: str) -> str:
     """Small letters, NFKC, signs as single spaces; but points within and minus before a number stay."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = re.sub(r"[’'`´]", "", text)
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    text = re.sub(r"[\x00\x01]", " ", text)
+    text = re.sub(r"[’'`´](?!s\b)", "", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<![\w])[-−–](?=\d)", "\x00", text)
     text = re.sub(r"(?<=\d)\.(?=\d)", "\x01", text)

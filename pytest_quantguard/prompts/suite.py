@@ -6,6 +6,7 @@ The text of the built-in prompts is made in `builtin.py`.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from pytest_quantguard.config import SuiteConfig
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.prompts.builtin import builtin_prompts
 from pytest_quantguard.prompts.prompt import Prompt
+from pytest_quantguard.prompts.scoring import check_gold
 
 MAX_LINE_BYTES = 64 << 20
 MAX_REPORTED_LINES = 10
@@ -72,14 +74,15 @@ def digest_suite(prompts: tuple[Prompt, ...]) -> str:
     return digest.hexdigest()
 
 
-def read_prompts(path: Path) -> tuple[Prompt, ...]:
+def read_prompts(path: Path, *, need_gold: bool = False) -> tuple[Prompt, ...]:
     """Prompts of a JSONL file: objects with `text`, `prompt` or `question`, or with `token_ids`; and, if
     wished, `id`, `task` and `gold`.
 
-    Raises ConfigError naming every bad line (the first ten).
+    need_gold: every line must have a `gold` that its task can score. Raises ConfigError naming every bad line
+    (the first ten).
     """
     try:
-        raw = path.read_bytes()
+        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(
             f"The prompt file {path} cannot be read: {error.strerror or error}. "
@@ -91,6 +94,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     for number, line in enumerate(raw.splitlines(), start=1):
         try:
             prompt = _parse_line(line, number)
+            if prompt.gold or need_gold:
+                check_gold(prompt.task, prompt.gold)
             if prompt.id in lines_of:
                 raise ValueError(f"the id {prompt.id!r} is that of line {lines_of[prompt.id]}")
         except ValueError as error:

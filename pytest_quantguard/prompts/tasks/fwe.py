@@ -1,4 +1,4 @@
-"""Frequent words: a text of coded words, as unevenly frequent as natural ones; the top three are asked for."""
+"""Frequent words: a text of coded words, as unevenly frequent as natural ones; three are asked for."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _towns(rng: random.Random, language: Language) -> Iterator[_Town]:
     pairs.
     """
     seen: set[object] = set()
-    wares = list(WORDS[language])
+    wares = [word for word in WORDS[language] if word not in ("town", "river")]
     rng.shuffle(wares)
     number = 0
     while True:
