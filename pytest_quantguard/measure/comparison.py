@@ -12,11 +12,10 @@ from itertools import combinations
 from pytest_quantguard.baseline.recording import Cell, CellKey, NoiseFloor
 from pytest_quantguard.errors import InvalidAnswerError
 from pytest_quantguard.logprobs.arrays import TopLogprobs
+from pytest_quantguard.logprobs.belonging import match_vocabularies
 from pytest_quantguard.logprobs.divergence import Divergence, compare
+from pytest_quantguard.logprobs.guards import Violation
 from pytest_quantguard.logprobs.metrics import METRICS
-
-MOST_PADDING = 1024
-"""Vocabularies are padded to a multiple of 64 to 512; a difference of more rows is another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,16 @@ def compare_cells(baseline: Cell, candidate: Cell) -> CellComparison:
             f"{candidate.key}: {len(candidate.rows)} prompts cannot be compared with {len(baseline.rows)} "
             f"prompts of {baseline.key}."
         )
-    ours, theirs, notes = _same_vocabulary(baseline, candidate)
+    match = match_vocabularies(baseline.rows, candidate.rows, cell=str(candidate.key))
+    if isinstance(match, Violation):
+        raise InvalidAnswerError(f"{match.message}: quantguard capture CONFIG, for its own `reference`.")
     parts = []
-    for index, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+    for index, (left, right) in enumerate(zip(baseline.rows, candidate.rows, strict=True)):
         try:
-            parts.append(compare(left, right))
+            parts.append(compare(_of_size(left, match.size), _of_size(right, match.size)))
         except InvalidAnswerError as error:
             raise InvalidAnswerError(f"{candidate.key}, prompt number {index}: {error}") from error
-    return CellComparison(Divergence.concatenate(parts), notes)
+    return CellComparison(Divergence.concatenate(parts), () if match.note is None else (match.note,))
 
 
 def noise_floor(recordings: Mapping[CellKey, Sequence[Cell]]) -> NoiseFloor:
@@ -76,33 +77,5 @@ def _note_worst(
                 values[name] = pick(values.get(name, value), value)
 
 
-def _same_vocabulary(
-    baseline: Cell, candidate: Cell
-) -> tuple[Sequence[TopLogprobs], Sequence[TopLogprobs], tuple[str, ...]]:
-    """The rows as they are, or over the smaller vocabulary where the larger has only padding rows more."""
-    sizes = {rows.vocab_size for cell in (baseline, candidate) for rows in cell.rows}
-    if len(sizes) <= 1:
-        return baseline.rows, candidate.rows, ()
-    small, large = min(sizes), max(sizes)
-    highest = max(int(rows.token_ids.max(initial=0)) for cell in (baseline, candidate) for rows in cell.rows)
-    if large - small >= MOST_PADDING or highest >= small:
-        why = (
-            f"token {highest} is among the most likely ones"
-            if highest >= small
-            else f"{large - small} rows are more than padding"
-        )
-        raise InvalidAnswerError(
-            f"{candidate.key}: the candidate's vocabulary has {candidate.rows[0].vocab_size} entries, the "
-            f"baseline's {baseline.rows[0].vocab_size}, and {why}: these are different models. Compare a "
-            "candidate with a baseline of its own model (`reference.model_path`, then `quantguard "
-            "capture CONFIG`)."
-        )
-    note = (
-        f"vocabularies of {small} and {large} entries compared over the first {small}: the others are "
-        "padding rows that appear in no top-K"
-    )
-    return (
-        [replace(rows, vocab_size=small) for rows in baseline.rows],
-        [replace(rows, vocab_size=small) for rows in candidate.rows],
-        (note,),
-    )
+def _of_size(rows: TopLogprobs, vocab_size: int) -> TopLogprobs:
+    return rows if rows.vocab_size == vocab_size else replace(rows, vocab_size=vocab_size)

@@ -247,13 +247,13 @@ def test_vocabularies_that_differ_by_padding_are_compared_with_a_reason() -> Non
     prompts = toy_prompts(2, 4)
     plain = measure_cell(ToyClient(), prompts, CellKey("prefill", 2), top_logprobs=8).cell
     padded = measure_cell(
-        ToyClient(vocab_size=VOCAB + 100), prompts, CellKey("prefill", 2), top_logprobs=8
+        ToyClient(vocab_size=VOCAB + 128), prompts, CellKey("prefill", 2), top_logprobs=8
     ).cell
     comparison = compare_cells(plain, padded)
     assert comparison.divergence.aggregate("kl_max") == 0
     assert comparison.notes == (
-        "vocabularies of 64 and 164 entries compared over the first 64: the others are padding rows that "
-        "appear in no top-K",
+        "the baseline's vocabulary has 64 entries, the candidate's 192; the last 128 of the larger pad "
+        "it to a multiple of 64 and occur in no row, so 64 are compared",
     )
     assert compare_cells(plain, plain).notes == ()
 
@@ -264,15 +264,16 @@ def test_other_vocabularies_are_refused() -> None:
     plain = measure_cell(ToyClient(), prompts, key, top_logprobs=8).cell
     other = measure_cell(ToyClient(vocab_size=5000), prompts, key, top_logprobs=8).cell
     with pytest.raises(
-        InvalidAnswerError, match="has 5000 entries, the baseline's 64, and 4936 rows are more"
+        InvalidAnswerError, match="has 5000 entries where the baseline has 64, and 4936 more are no padding"
     ):
         compare_cells(plain, other)
     ids = plain.rows[0].token_ids.copy()
     ids[0, 3] = 70
-    rows = (dataclasses.replace(plain.rows[0], token_ids=ids, vocab_size=80), plain.rows[1])
-    used = dataclasses.replace(plain, rows=tuple(dataclasses.replace(part, vocab_size=80) for part in rows))
+    rows = (dataclasses.replace(plain.rows[0], token_ids=ids, vocab_size=128), plain.rows[1])
+    used = dataclasses.replace(plain, rows=tuple(dataclasses.replace(part, vocab_size=128) for part in rows))
     with pytest.raises(
-        InvalidAnswerError, match="token 70 is among the most likely ones: these are different models"
+        InvalidAnswerError,
+        match=r"token id 70 is used: these are different models.*quantguard capture CONFIG",
     ):
         compare_cells(plain, used)
 
