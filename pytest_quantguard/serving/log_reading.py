@@ -15,19 +15,20 @@ from pathlib import Path
 ANSI = re.compile(r"\x1b?\[[0-9;]*m")
 OWN_POLLING = re.compile(r'"GET /health(_generate)? HTTP')
 """Access-log lines that our own waiting causes: they are no progress."""
+PORT_IN_USE = re.compile(r"(?:\('[^']*', (?P<port>\d+)[^)\n]*\)[^\n]*)?address already in use", re.IGNORECASE)
+ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", re.MULTILINE)
+READ_LINES = 200
+"""How many lines at the end of a log hold the cause of a failed start."""
+LONGEST_LINE = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern of a failed start and the sentence that explains it.
-
-    fatal: the server may go on living with this, but will never serve.
-    """
+    """A pattern of a failed start and the sentence that explains it."""
 
     name: str
     pattern: re.Pattern[str]
     explain: Callable[[re.Match[str], str], str]
-    fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,24 @@ class Reading:
 
     name: str
     sentence: str
-    fatal: bool
 
 
 def read_failure(log: str) -> Reading | None:
-    """The first rule that fits the log of a failed start; None where none does."""
+    """The first rule that fits the end of a failed start's log, or its last error; None without either."""
     log = plain(log)
+    end = "\n".join(line[:LONGEST_LINE] for line in log.splitlines()[-READ_LINES:])
     for rule in RULES:
-        match = rule.pattern.search(log)
+        match = rule.pattern.search(end)
         if match is not None:
-            return Reading(rule.name, rule.explain(match, log), rule.fatal)
-    return None
+            return Reading(rule.name, rule.explain(match, log))
+    errors = ERROR_LINE.findall(end)
+    return Reading("error in the log", f"the last error in the log is {errors[-1]}") if errors else None
+
+
+def never_serves(line: str) -> str | None:
+    """What a line says of a server that goes on living but will never serve; None for every other line."""
+    match = PORT_IN_USE.search(line[:LONGEST_LINE])
+    return _port_in_use(match, line) if match is not None else None
 
 
 def stage_of(line: str) -> str | None:
@@ -106,6 +114,11 @@ def _unknown_flag(match: re.Match[str], log: str) -> str:
     return f"this version of the server does not know {', '.join(parts) or match[1]}; see server_args"
 
 
+def _port_in_use(match: re.Match[str], _: str) -> str:
+    port = f"port {match['port']}" if match["port"] else "a port that the server needs"
+    return f"{port} is already in use by another process; leave `port` out to have a free one chosen"
+
+
 def _wrong_choice(match: re.Match[str], _: str) -> str:
     choices = re.findall(r"'([^']*)'", match["choices"])
     near = difflib.get_close_matches(match["value"], choices, 1, 0.5)
@@ -128,18 +141,7 @@ RULES: tuple[Rule, ...] = (
         re.compile(r"error: (argument --[\w-]+[^:\n]*: [^\n]+|the following arguments are required: [^\n]+)"),
         _said(r"the server refused its command line: \1"),
     ),
-    Rule(
-        "port in use",
-        re.compile(r"\[Errno (?:98|48)\][^\n]*address[^\n]*\('?([\d.:a-f]+)'?, (\d+)[^\n]*"),
-        _said(r"port \2 is already in use by another process; leave `port` out to have a free one chosen"),
-        fatal=True,
-    ),
-    Rule(
-        "port in use",
-        re.compile(r"address already in use", re.IGNORECASE),
-        _said("a port that the server needs is already in use by another process"),
-        fatal=True,
-    ),
+    Rule("port in use", PORT_IN_USE, _port_in_use),
     Rule(
         "out of memory",
         re.compile(
@@ -190,7 +192,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "no quantization config",
-        re.compile(r"Cannot find the config file for (\S+)"),
+        re.compile(r"Cannot find the config file for ([\w-]+)"),
         _said(r"the model folder holds no \1 quantization config: it is not a checkpoint of that format"),
     ),
     Rule(
@@ -226,11 +228,6 @@ RULES: tuple[Rule, ...] = (
         _said("the model is not on this machine and the network does not reach its source"),
     ),
     Rule("disk full", re.compile(r"No space left on device"), _said("the disk is full")),
-    Rule(
-        "error in the log",
-        re.compile(r"(?s).*^(?:\w+\.)*(\w+(?:Error|Exception): [^\n]+)", re.MULTILINE),
-        _said(r"the last error in the log is \1"),
-    ),
 )
 
 STAGES: tuple[tuple[re.Pattern[str], str], ...] = (

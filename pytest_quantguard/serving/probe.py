@@ -37,6 +37,7 @@ def read_capabilities(transport: Transport) -> Capabilities:
     emulator = info.get("quantguard_emulator")
     model_path = _text(info.get("model_path") or model.get("model_path"))
     config = model_config(model_path, _text(info.get("revision")))
+    own = emulator if isinstance(emulator, dict) else {}
     return Capabilities(
         kind="emulator" if isinstance(emulator, dict) else "sglang" if "version" in info else "unknown",
         version=_text(emulator.get("version") if isinstance(emulator, dict) else info.get("version")),
@@ -44,7 +45,7 @@ def read_capabilities(transport: Transport) -> Capabilities:
         dtype=_text(info.get("dtype")),
         quantization=_text(info.get("quantization")),
         kv_cache_dtype=_text(info.get("kv_cache_dtype")),
-        vocab_size=_integer(info.get("vocab_size")) or _vocab_size(config),
+        vocab_size=_integer(own.get("vocab_size")) or _integer(info.get("vocab_size")) or _vocab_size(config),
         context_length=_context_length(transport, info),
         flat_logprobs="return_flat_raw_top_logprobs" in _generate_fields(schema) or bool(emulator),
         forced_decode=_forced_decode(info, emulator),

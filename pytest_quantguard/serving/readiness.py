@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_quantguard.errors import ServerStartError
-from pytest_quantguard.serving.log_reading import LogFollower, Reading, read_failure, stage_of, tail
+from pytest_quantguard.serving.log_reading import LogFollower, never_serves, read_failure, stage_of, tail
 from pytest_quantguard.serving.process import ServerProcess
 from pytest_quantguard.serving.transport import Transport, backoff, error_text
 
@@ -46,7 +46,7 @@ class Startup:
         self._follower = LogFollower(log_path)
         self._started = time.monotonic()
         self._advanced = self._started
-        self._fatal: tuple[float, Reading] | None = None
+        self._fatal: tuple[float, str] | None = None
         self._stage = "starting"
 
     def wait(self) -> float:
@@ -84,14 +84,14 @@ class Startup:
                 self._stage = stage
                 if self._progress is not None:
                     self._progress(f"{stage} ({self._seconds()})")
-            reading = read_failure(line) if self._fatal is None else None
-            if reading is not None and reading.fatal:
-                self._fatal = (time.monotonic(), reading)
+            reason = never_serves(line)
+            if reason is not None and self._fatal is None:
+                self._fatal = (time.monotonic(), reason)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         if self._fatal is not None and now - self._fatal[0] > FATAL_GRACE:
-            raise self._failure(f"the server runs on but will never serve: {self._fatal[1].sentence}")
+            raise self._failure(f"the server runs on but will never serve: {self._fatal[1]}")
         if now - self._started > self._hard_limit:
             raise self._failure(
                 f"the server was not ready after {self._hard_limit:g} s, the hard limit "
