@@ -78,7 +78,7 @@ class NibbleSwap(WeightFault):
 
     @property
     def severity(self) -> Severity:
-        return "catastrophic" if self.module == "*" else "clear"
+        return "clear" if self.module.startswith("model.layers.") else "catastrophic"
 
     def transform(self, group: Group) -> Mapping[str, QuantizedTensor]:
         return transforms.each(group, transforms.nibble_swap)
@@ -279,7 +279,7 @@ class OneScaleForFused(WeightFault):
 
     @property
     def severity(self) -> Severity:
-        return "subtle" if self.ratio <= 100 else "clear"
+        return "subtle" if self.ratio <= 1000 else "clear"
 
     def concerns(self, module: str) -> bool:
         return super().concerns(module) and module.endswith(_FUSED)
