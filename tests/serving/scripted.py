@@ -43,6 +43,7 @@ class ScriptedServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # one packet an answer: two would wait for a delayed acknowledgement
 
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
