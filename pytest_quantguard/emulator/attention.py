@@ -16,6 +16,7 @@ import numpy as np
 from pytest_quantguard.emulator.batch import BatchEntry, Bool, ForwardBatch, Int32
 from pytest_quantguard.emulator.cache import Pool
 from pytest_quantguard.emulator.hooks import Float32, Hooks
+from pytest_quantguard.emulator.rows import RowWorkers
 
 Round = Callable[[Float32], object]
 """Rounds an array to the compute type, in place."""
@@ -69,12 +70,15 @@ class Attention:
     """Attention of one model's shape: `query_heads` share `kv_heads` in groups of query_heads /
     kv_heads."""
 
-    def __init__(self, query_heads: int, kv_heads: int, head_dim: int, round_: Round | None) -> None:
+    def __init__(
+        self, query_heads: int, kv_heads: int, head_dim: int, round_: Round | None, workers: RowWorkers
+    ) -> None:
         self._kv_heads = kv_heads
         self._group = query_heads // kv_heads
         self._head_dim = head_dim
         self._scale = np.float32(head_dim**-0.5)
         self._round = round_
+        self._workers = workers
 
     def prefill(self, layer: int, batch: ForwardBatch, queries: Float32, out: Float32, hooks: Hooks) -> None:
         """queries, out: float32 [rows, query_heads * head_dim]; every entry's keys and values are in its
@@ -111,15 +115,12 @@ class Attention:
         scaled = (queries * self._scale).reshape(shape)
         result = out.reshape(shape)
         for run in runs:
-            part = _Part(
-                entries=run.entries,
-                positions=batch.positions[run.rows, None],
-                keys=run.pool.keys[layer, run.slots, :, : run.longest],
-                values=run.pool.values[layer, run.slots, :, : run.longest],
-                masked=slice(0, run.longest),
-                hidden=run.hidden,
-            )
-            self._attend(layer, batch, part, scaled[run.rows], result[run.rows], hooks)
+
+            def work(share: slice, run: DecodeRun = run) -> None:
+                part = _part_of_run(layer, batch, run, share)
+                self._attend(layer, batch, part, scaled[run.rows][share], result[run.rows][share], hooks)
+
+            self._workers.each_share(len(run.entries), work)
 
     def _attend(
         self, layer: int, batch: ForwardBatch, part: _Part, queries: Float32, out: Float32, hooks: Hooks
@@ -166,6 +167,17 @@ class _Part:
     values: Float32
     masked: slice
     hidden: Bool
+
+
+def _part_of_run(layer: int, batch: ForwardBatch, run: DecodeRun, share: slice) -> _Part:
+    return _Part(
+        entries=run.entries[share],
+        positions=batch.positions[run.rows, None][share],
+        keys=run.pool.keys[layer, run.slots, :, : run.longest][share],
+        values=run.pool.values[layer, run.slots, :, : run.longest][share],
+        masked=slice(0, run.longest),
+        hidden=run.hidden[share],
+    )
 
 
 def _query_blocks(batch: ForwardBatch) -> Iterator[tuple[BatchEntry, int, int]]:

@@ -56,7 +56,9 @@ class Model:
         self._workers = RowWorkers(threads)
         self._round = round_in_place if checkpoint.dtype == "bfloat16" else None
         config = self.config
-        self._attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, self._round)
+        self._attention = Attention(
+            config.num_heads, config.num_kv_heads, config.head_dim, self._round, self._workers
+        )
         self._frequencies = config.rotary_inverse_frequencies()
         self._buffers: dict[str, Float32] = {}
         self._build()

@@ -24,14 +24,23 @@ class RowWorkers:
     def each_block(self, rows: int, work: Callable[[slice], None]) -> None:
         """Call work(slice) for consecutive blocks that cover range(rows); returns when all are done."""
         if self._pool is None or rows <= 2 * _BLOCK_ROWS:
-            _run_blocks(0, rows, work)
-            return
-        share = -(-rows // self._threads)
-        parts = [
-            self._pool.submit(_run_blocks, start, min(start + share, rows), work)
-            for start in range(0, rows, share)
-        ]
-        for part in parts:
+            _run_blocks(slice(0, rows), work)
+        else:
+            self._share(rows, lambda part: _run_blocks(part, work))
+
+    def each_share(self, items: int, work: Callable[[slice], None]) -> None:
+        """Call work(slice) once per thread for parts that cover range(items); returns when all are done."""
+        if self._pool is None or items < 2 * self._threads:
+            work(slice(0, items))
+        else:
+            self._share(items, work)
+
+    def _share(self, items: int, work: Callable[[slice], None]) -> None:
+        assert self._pool is not None
+        share = -(-items // self._threads)
+        parts = [slice(start, min(start + share, items)) for start in range(0, items, share)]
+        running = [self._pool.submit(_quietly, work, part) for part in parts]
+        for part in running:
             part.result()
 
     def close(self) -> None:
@@ -40,8 +49,12 @@ class RowWorkers:
             self._pool.shutdown()
 
 
-def _run_blocks(start: int, stop: int, work: Callable[[slice], None]) -> None:
+def _run_blocks(rows: slice, work: Callable[[slice], None]) -> None:
+    for first in range(rows.start, rows.stop, _BLOCK_ROWS):
+        work(slice(first, min(first + _BLOCK_ROWS, rows.stop)))
+
+
+def _quietly(work: Callable[[slice], None], part: slice) -> None:
     # numpy's error state belongs to a thread; overflow to infinity is what the arithmetic is meant to do.
     with np.errstate(all="ignore"):
-        for first in range(start, stop, _BLOCK_ROWS):
-            work(slice(first, min(first + _BLOCK_ROWS, stop)))
+        work(part)
