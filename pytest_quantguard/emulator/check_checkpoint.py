@@ -380,7 +380,7 @@ class _Checker:
             return
         values: list[float] = []
         for layer in range(self.config.num_layers):
-            for name in kv_scale_names(layer, self.quantization.method):
+            for name in kv_scale_names(self.files, layer, self.quantization.method):
                 if name not in self.files:
                     self._error(
                         "missing-kv-scale", name, "is missing although the config quantizes the cache"
@@ -391,7 +391,7 @@ class _Checker:
         if values and set(values) == {1.0}:
             self._warn(
                 "unit-kv-scales",
-                kv_scale_names(0, self.quantization.method)[0],
+                kv_scale_names(self.files, 0, self.quantization.method)[0],
                 f"all {len(values)} key/value scales are 1.0: uncalibrated; keys above 448 are clipped",
             )
 

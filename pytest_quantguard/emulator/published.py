@@ -66,12 +66,17 @@ def tensor_names(module: str, scheme: StoredScheme, method: str) -> TensorNames:
     )
 
 
-def kv_scale_names(layer: int, method: str) -> tuple[str, str]:
-    """Names of a layer's k_scale and v_scale."""
+def kv_scale_names(files: TensorFolder, layer: int, method: str) -> tuple[str, str]:
+    """Names of a layer's k_scale and v_scale; where the folder has neither spelling, the method's own."""
     attention = f"model.layers.{layer}.self_attn"
+    spellings = [
+        (f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"),
+        (f"{attention}.k_scale", f"{attention}.v_scale"),
+    ]
     if method == "compressed-tensors":
-        return f"{attention}.k_scale", f"{attention}.v_scale"
-    return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
+        spellings.reverse()
+    present = [names for names in spellings if any(name in files for name in names)]
+    return (present or spellings)[0]
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class PublishedWeights:
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         """(k_scale, v_scale), 1.0 where the checkpoint has none."""
-        names = kv_scale_names(layer, self.quantization.method)
+        names = kv_scale_names(self.files, layer, self.quantization.method)
         k_scale, v_scale = (self.files.positive_scalar(name) if name in self.files else 1.0 for name in names)
         return k_scale, v_scale
 

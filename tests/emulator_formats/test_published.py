@@ -193,6 +193,18 @@ def test_fused_modules_use_the_largest_input_scale(tmp_path: Path) -> None:
     assert gate == checkpoint.linears[UP].activation == NVFP4Activation(0.5)
 
 
+def test_cache_scales_are_found_under_either_name(tmp_path: Path) -> None:
+    folder = copy_folder("modelopt-nvfp4-fp8kv-tiny", tmp_path)
+    expected = load_checkpoint(folder).kv_scales
+    renamed = {
+        name.replace(".k_proj.k_scale", ".k_scale").replace(".v_proj.v_scale", ".v_scale"): value
+        for name, value in read_tensors(folder).items()
+    }
+    write_safetensors(folder / "model.safetensors", renamed)
+    assert load_checkpoint(folder).kv_scales == expected
+    assert expected[0] != (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("pattern", "module", "expected"),
     [
