@@ -32,6 +32,7 @@ class Launch:
     """What is run, where, and what of it must not be shown."""
 
     command: tuple[str, ...]
+    flags: Mapping[str, FlagValue]
     env: Mapping[str, str]
     cwd: Path | None
     port: int
@@ -62,6 +63,7 @@ def plan_launch(config: LaunchedConfig, *, port: int, worker: int = 0) -> Launch
     arguments = [word for name, value in flags.items() for word in _words(name, value)]
     return Launch(
         command=(*program, *arguments),
+        flags=flags,
         env=_environment(config, worker),
         cwd=config.cwd,
         port=port,

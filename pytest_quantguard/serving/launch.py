@@ -16,10 +16,11 @@ from types import TracebackType
 
 from pytest_quantguard.config import AttachServer, ServerConfig
 from pytest_quantguard.errors import ServerDiedError, ServerStartError
+from pytest_quantguard.serving import gpu_memory
 from pytest_quantguard.serving.answers import Capabilities
 from pytest_quantguard.serving.attach import attach, check_same_server
 from pytest_quantguard.serving.client import Client
-from pytest_quantguard.serving.command import Launch, LaunchedConfig, mask, plan_launch
+from pytest_quantguard.serving.command import OWN_KEYS, Launch, LaunchedConfig, mask, plan_launch
 from pytest_quantguard.serving.log_reading import read_failure, tail
 from pytest_quantguard.serving.ports import HeldPort, listener_of
 from pytest_quantguard.serving.process import ServerProcess
@@ -46,6 +47,7 @@ class RunningServer:
         process: ServerProcess | None = None,
         seconds_to_ready: float = 0.0,
         notes: tuple[str, ...] = (),
+        gpu_before: gpu_memory.UsedBytes = (),
     ) -> None:
         self.client = client
         self.url = client.url
@@ -56,6 +58,7 @@ class RunningServer:
         self.notes = notes
         self._secrets = launch.secrets if launch is not None else ()
         self._process = process
+        self._gpu_before = gpu_before
         client.transport.explain_death = self._death
 
     def __enter__(self) -> RunningServer:
@@ -112,17 +115,30 @@ def start(
     with HeldPort(config.port) as held:
         launch = plan_launch(config, port=held.port, worker=worker)
         _new_log(log_path, launch)
+        gpu_before = gpu_memory.used_bytes()
         process = ServerProcess(launch.command, env=launch.env, cwd=launch.cwd, log_path=log_path)
         try:
-            return _await(config, launch, process, log_path, progress)
+            client, capabilities, seconds = _await(config, launch, process, log_path, progress)
         except BaseException:
             process.stop()
+            gpu_memory.wait_until_freed(gpu_before)
             raise
+    return RunningServer(
+        client,
+        capabilities,
+        log_path=log_path,
+        launch=launch,
+        process=process,
+        seconds_to_ready=seconds,
+        notes=_ignored_arguments(launch, capabilities),
+        gpu_before=gpu_before,
+    )
 
 
 def _await(
     config: LaunchedConfig, launch: Launch, process: ServerProcess, log_path: Path, progress: Progress | None
-) -> RunningServer:
+) -> tuple[Client, Capabilities, float]:
+    """The client of the server once it is ready and identified, and the seconds that took."""
     client = Client(
         f"http://127.0.0.1:{launch.port}", api_key=config.api_key, request_timeout=config.request_timeout
     )
@@ -139,9 +155,20 @@ def _await(
     seconds = startup.wait()
     capabilities = client.probe()
     _check_identity(config, launch, process, capabilities)
-    return RunningServer(
-        client, capabilities, log_path=log_path, launch=launch, process=process, seconds_to_ready=seconds
-    )
+    return client, capabilities, seconds
+
+
+def _ignored_arguments(launch: Launch, found: Capabilities) -> tuple[str, ...]:
+    """A note for every argument that the server reports with another value than it was given."""
+    notes = []
+    for flag, asked in launch.flags.items():
+        name = flag.replace("-", "_")
+        if flag in OWN_KEYS or name not in found.server_args:
+            continue
+        reported = found.server_args[name]
+        if asked != reported and str(asked) != str(reported):
+            notes.append(mask(f"asked for {name}={asked}, the server reports {reported!r}", launch.secrets))
+    return tuple(notes)
 
 
 def _check_identity(

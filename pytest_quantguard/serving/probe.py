@@ -35,20 +35,21 @@ def read_capabilities(transport: Transport) -> Capabilities:
     info, model = info or {}, model or {}
     schema = _first_of(transport, "/openapi.json") or {}
     emulator = info.get("quantguard_emulator")
+    own = emulator if isinstance(emulator, dict) else {}
     model_path = _text(info.get("model_path") or model.get("model_path"))
     config = model_config(model_path, _text(info.get("revision")))
     own = emulator if isinstance(emulator, dict) else {}
     return Capabilities(
-        kind="emulator" if isinstance(emulator, dict) else "sglang" if "version" in info else "unknown",
-        version=_text(emulator.get("version") if isinstance(emulator, dict) else info.get("version")),
+        kind="emulator" if own else "sglang" if "version" in info else "unknown",
+        version=_text(own.get("version") or info.get("version")),
         model_path=model_path,
         dtype=_text(info.get("dtype")),
         quantization=_text(info.get("quantization")),
         kv_cache_dtype=_text(info.get("kv_cache_dtype")),
         vocab_size=_integer(own.get("vocab_size")) or _integer(info.get("vocab_size")) or _vocab_size(config),
         context_length=_context_length(transport, info),
-        flat_logprobs="return_flat_raw_top_logprobs" in _generate_fields(schema) or bool(emulator),
-        forced_decode=_forced_decode(info, emulator),
+        flat_logprobs="return_flat_raw_top_logprobs" in _generate_fields(schema),
+        forced_decode=_forced_decode(info, own),
         deterministic=_boolean(info.get("enable_deterministic_inference")),
         radix_cache=_negated(info.get("disable_radix_cache")),
         chunked_prefill_size=_integer(info.get("chunked_prefill_size")),
@@ -94,8 +95,8 @@ def _context_length(transport: Transport, info: Mapping[str, Any]) -> int | None
     return _integer(info.get("context_length")) or _integer(listed)
 
 
-def _forced_decode(info: Mapping[str, Any], emulator: Any) -> ForcedDecode | None:
-    if isinstance(emulator, dict):
+def _forced_decode(info: Mapping[str, Any], emulator: Mapping[str, Any]) -> ForcedDecode | None:
+    if emulator:
         return "emulator_field" if emulator.get("forced_output_ids") else None
     # With speculative decoding a pass verifies several tokens, so that one forced token a pass is not
     # defined.

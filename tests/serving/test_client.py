@@ -104,11 +104,14 @@ def test_an_empty_batch_and_a_half_forced_one_are_refused() -> None:
         client.generate([PROMPT, replace(PROMPT, max_new_tokens=0, forced_ids=(1,))])
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("err_*.json")), ids=lambda path: path.stem)
+REFUSED = [
+    path for path in sorted(FOLDER.glob("err_*.json")) if json.loads(path.read_text())["status"] != 200
+]
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=lambda path: path.stem)
 def test_every_recorded_error_is_read(path: Any) -> None:
     recorded = json.loads(path.read_text())
-    if recorded["status"] == 200:
-        pytest.skip("the server accepted this one")
     response = recorded["response"]
     content = response.encode() if isinstance(response, str) else json.dumps(response).encode()
     with (
