@@ -29,7 +29,7 @@ DEFAULT_MODEL = "default"
 
 def openai_error(message: str, status: int = 400) -> HttpError:
     """The error shape of the /v1 routes."""
-    kind = "BadRequest" if status == 400 else "Error"
+    kind = "BadRequestError" if status == 400 else "Error"
     body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return HttpError(status, body, message)
 
@@ -205,31 +205,50 @@ def chat_logprobs(meta: Mapping[str, Json], tokenizer: TextTokenizer) -> dict[st
     }
 
 
-def stream_chunk(
+def stream_chunks(
     body: Mapping[str, Json], outcome: Outcome, delta: str, *, chat: bool, first: bool
-) -> dict[str, Json]:
-    """One event of a streamed completion: the text that is new."""
+) -> list[dict[str, Json]]:
+    """The events for text that is new; in a chat the role and the end have events of their own."""
     end = ending(outcome.result.finish_reason)
-    choice: dict[str, Json] = {"index": outcome.index, "logprobs": None, **end}
-    if chat:
-        choice["delta"] = {**({"role": "assistant"} if first else {}), "content": delta}
-    else:
-        choice["text"] = delta
+    if not chat:
+        choice = {"index": outcome.index, "text": delta, "logprobs": None, **end}
+        return [{**chunk(body, outcome, chat=False), "choices": [choice], "usage": None}]
+    deltas: list[tuple[dict[str, Json], dict[str, Json]]] = []
+    if first:
+        deltas.append(({"role": "assistant", "content": ""}, ending(None)))
+    if delta:
+        deltas.append(({"content": delta}, ending(None)))
+    if outcome.result.finish_reason is not None:
+        deltas.append(({}, end))
+    return [
+        {
+            **chunk(body, outcome, chat=True),
+            "choices": [
+                {
+                    "index": outcome.index,
+                    "delta": {"reasoning_content": None, **new},
+                    "logprobs": None,
+                    **state,
+                }
+            ],
+        }
+        for new, state in deltas
+    ]
+
+
+def chunk(body: Mapping[str, Json], outcome: Outcome, *, chat: bool) -> dict[str, Json]:
+    """The fields in front of every event."""
     return {
         "id": outcome.result.rid,
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": int(outcome.timing.received),
         "model": body.get("model", DEFAULT_MODEL),
-        "choices": [choice],
-        "usage": None,
     }
 
 
 def usage_chunk(body: Mapping[str, Json], outcomes: list[Outcome], *, chat: bool) -> dict[str, Json]:
     """The last event when `stream_options.include_usage` is set."""
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    answers = [{"meta_info": {"id": outcome.result.rid}} for outcome in outcomes]
-    return {**envelope(kind, body, answers), "choices": [], "usage": usage(outcomes)}
+    return {**chunk(body, outcomes[0], chat=chat), "choices": [], "usage": usage(outcomes)}
 
 
 def envelope(kind: str, body: Mapping[str, Json], answers: list[dict[str, Json]]) -> dict[str, Json]:

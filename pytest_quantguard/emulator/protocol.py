@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_quantguard.emulator.sampling_fields import SamplingParameters, parse_sampling
+from pytest_quantguard.emulator.sampling_fields import SamplingParameters, described, parse_sampling
 from pytest_quantguard.emulator.sequences import SequenceRequest
 
 Json = Any
@@ -336,7 +336,12 @@ class ItemReader:
             values = [value] * len(self.prompts)
         for entry in values:
             if entry is not None and type(entry) is not kind:
-                raise schema_error(name, f"Input should be a valid {kind.__name__}; got {kind_of(entry)}")
+                if kind is dict:
+                    raise schema_error(name, f"Input should be a valid dictionary; got {kind_of(entry)}")
+                wanted = {int: "Int64OrList", bool: "BoolOrList"}[kind]
+                raise contract_error(
+                    f"invalid type: {described(entry)}, expected a value or an array of values for {wanted}"
+                )
         return values
 
     def selected_ids(self) -> list[list[int] | None]:
@@ -372,10 +377,12 @@ class ItemReader:
 def check_token_ids(name: str, ids: Json, vocab_size: int) -> None:
     """HttpError unless `ids` is a list of whole numbers of the vocabulary."""
     if not isinstance(ids, list):
-        raise schema_error(name, f"Input should be a list of token ids; got {kind_of(ids)}")
-    wrong = next((entry for entry in ids if type(entry) is not int), None)
-    if wrong is not None or any(entry is None for entry in ids):
-        raise schema_error(name, f"Input should be a list of token ids; it holds {kind_of(wrong)}")
+        raise schema_error(name, f"Value error, must be list; got {kind_of(ids)}")
+    for entry in ids:
+        if isinstance(entry, bool):
+            raise contract_error(f"invalid type: {described(entry)} in {name}, expected i64")
+        if type(entry) is not int:
+            raise schema_error(name, f"Value error, elements must be int or list; got {kind_of(entry)}")
     if not ids:
         if name == "input_ids":
             raise rejected("input_ids cannot be empty.")
@@ -394,7 +401,7 @@ def flag(body: Mapping[str, Json], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise schema_error(name, f"Input should be a valid boolean; got {kind_of(value)}")
+        raise contract_error(f"invalid type: {described(value)}, expected a boolean")
     return value
 
 

@@ -75,7 +75,7 @@ def parse_sampling(value: dict[str, Json] | None, contract: Complain, reject: Co
         top_p=reader.number("top_p", 1.0),
         top_k=reader.integer("top_k", -1) or 0,
         seed=reader.integer("sampling_seed"),
-        n=reader.integer("n", 1) or 0,
+        n=reader.integer("n") or 1,
         ignore_eos=reader.boolean("ignore_eos", False),
         stop_token_ids=reader.token_ids("stop_token_ids"),
         stop=reader.strings("stop"),
@@ -153,7 +153,7 @@ class FieldReader:
         values = [] if value is None else [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not all(isinstance(entry, str) for entry in values):
             raise self._contract(
-                f"invalid type: {described(value)}, expected a string or a sequence of strings"
+                f"invalid type: {described(value)}, expected a value or an array of values for StringOrList"
             )
         return tuple(entry for entry in values if entry)
 

@@ -273,7 +273,8 @@ class EmulatorServer:
                     continue
                 first = not started[outcome.index]
                 sent[outcome.index], started[outcome.index] = text, True
-                yield event(openai.stream_chunk(body, outcome, delta, chat=chat, first=first))
+                for chunk in openai.stream_chunks(body, outcome, delta, chat=chat, first=first):
+                    yield event(chunk)
         if (body.get("stream_options") or {}).get("include_usage"):
             final.sort(key=lambda outcome: outcome.index)
             yield event(openai.usage_chunk(body, final, chat=chat))
