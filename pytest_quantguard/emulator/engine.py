@@ -395,7 +395,7 @@ class Engine:
         for row in rows:
             choices = logits[row]
             for hook in self._model.hooks.select:
-                choices = hook(choices)
+                choices = hook(choices, self._model.config.eos_token_ids)
             chosen[row] = owners[row].next_token(choices)
             if not np.isfinite(logits[row].max()):
                 owners[row].slot.clear_when_freed = True

@@ -49,15 +49,15 @@ AttentionHook = Callable[[int, ForwardBatch, Float32, Int32], None]
 queries]): changes the array in place; used for the scores before the softmax and for its unnormalised
 weights after it."""
 
-PositionHook = Callable[[ForwardBatch], Int32]
-"""(batch) -> int32 [rows], the positions that the rotary embedding uses."""
+PositionHook = Callable[[ForwardBatch, Int32], Int32]
+"""(batch, int32 [rows]) -> the positions that the rotary embedding uses."""
 
 LogitsHook = Callable[[Float32, ForwardBatch], Float32]
 """(logits [wanted rows, vocabulary], batch) -> the same shape, before the log-softmax."""
 
-SelectHook = Callable[[Float32], Float32]
-"""(logits [sequences, vocabulary]) -> a changed copy from which the next token is chosen; what is
-reported stays."""
+SelectHook = Callable[[Float32, tuple[int, ...]], Float32]
+"""(logits [vocabulary], end-of-sequence tokens) -> a changed copy from which the next token is chosen;
+what is reported stays."""
 
 PrefixHook = Callable[[Float32, Float32], None]
 """(keys [layers, kv_heads, tokens, head_dim], values likewise) of a prefix-cache hit, to change in

@@ -184,7 +184,7 @@ class Model:
         """cos and sin, float32 [rows, 1, head_dim / 2]."""
         positions: Int32 = batch.positions
         for hook in self._hooks.positions:
-            positions = hook(batch)
+            positions = hook(batch, positions)
         angles = positions.astype(np.float32)[:, None, None] * self._frequencies
         return np.cos(angles), np.sin(angles)
 

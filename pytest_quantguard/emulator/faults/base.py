@@ -40,6 +40,11 @@ class Fault(ABC):
     def register(self, hooks: Hooks) -> None:
         """Add this fault's functions to the hook points."""
 
+    def applies_to(self, formats: Mapping[str, str]) -> bool:
+        """Whether the fault can act on such a model. formats: by module name, and of the cache by
+        "kv_cache"."""
+        return bool(formats)
+
     @property
     def severity(self) -> Severity:
         """How bad the fault is with these parameters."""
