@@ -14,11 +14,10 @@ import numpy.typing as npt
 from pytest_quantguard.baseline.recording import Cell, CellKey, NoiseFloor, PromptRecord
 from pytest_quantguard.config import Phase
 from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.metrics import metric_change
 from pytest_quantguard.measure.consistency import SelfComparison
 from pytest_quantguard.measure.drift import DriftMeasurement
-from pytest_quantguard.stats.aggregates import Mean
-from pytest_quantguard.stats.bootstrap import Column
-from pytest_quantguard.stats.paired import PairedChange, paired_change
+from pytest_quantguard.stats.paired import PairedChange
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -86,8 +85,7 @@ def clearly_worse(before: Divergence, after: Divergence, *, noise: float) -> Pai
 
     That is: its whole interval is an increase, and it exceeds the noise and a quarter of what there was.
     """
-    columns = (Column(before.kl, Mean()), Column(after.kl, Mean()))
-    change = paired_change(*columns, after.prompt)
+    change = metric_change(before, after, "kl_mean")
     if change.interval is None or change.interval.low <= 0:
         return None
     return change if change.change > CLEARLY_WORSE * change.before + noise else None
