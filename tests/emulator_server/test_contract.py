@@ -57,7 +57,7 @@ GENERATED = [
     for name in names()
     if recorded(name).path == "/generate" and recorded(name).status == 200 and name not in UNSUPPORTED
 ]
-LONG = {"gen_text_defaults", "gen_stop_eos_ignore", "radix_full_start0"}
+LONG = {"gen_text_defaults", "gen_stop_eos_ignore", "radix_full_start0", "n0", "sp_null", "max_null"}
 """Samples that take seconds."""
 
 REFUSED = [name for name in names() if recorded(name).status in (400, 404, 405)]
@@ -210,7 +210,14 @@ OTHERWISE = {"list_len", "single_list"}
 """A list of the wrong length is a 500 on the real server; a list for one prompt counts as true."""
 
 
-@pytest.mark.parametrize("name", [name for name in MORE if name not in OTHERWISE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in MORE
+        if name not in OTHERWISE
+    ],
+)
 def test_a_further_request_is_answered_as_recorded(server: Emulator, name: str) -> None:
     entry = MORE[name]
     request = entry["request"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from pytest_quantguard.emulator.launch import run
+from pytest_quantguard.emulator.launch import listen, run
 from pytest_quantguard.emulator.options import EmulatorOptions
 
 from .processes import TINY, Emulator, free_port, launch
@@ -146,3 +147,9 @@ def test_the_command_names_the_extra_that_is_missing(
 def test_options_are_frozen() -> None:
     with pytest.raises(AttributeError):
         EmulatorOptions(model="x").port = 1  # type: ignore[misc]
+
+
+def test_answers_are_not_held_back_by_nagles_algorithm() -> None:
+    """asyncio sets TCP_NODELAY on the connections of a socket whose protocol is TCP, not on those of protocol 0."""
+    with listen("127.0.0.1", free_port()) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
