@@ -156,6 +156,7 @@ class KeyValueCache:
         """The sequence has ended. keep: leave its tokens as a cached prefix."""
         self._running.remove(slot)
         if keep and not slot.clear_when_freed and slot.length:
+            self._drop_prefixes_of(slot)
             self._touch(slot)
             self._cached.append(slot)
             self._shrink_cached(self.max_cached_tokens)
@@ -203,6 +204,13 @@ class KeyValueCache:
         self._shrink_cached(0)
         if not self._running:
             self._pools.clear()
+
+    def _drop_prefixes_of(self, slot: Slot) -> None:
+        """Free cached slots whose tokens `slot` holds too."""
+        for other in [one for one in self._cached if one.length <= slot.length]:
+            if np.array_equal(other.tokens[: other.length], slot.tokens[: other.length]):
+                self._cached.remove(other)
+                self._free(other)
 
     def _touch(self, slot: Slot) -> None:
         self._clock += 1

@@ -1,0 +1,119 @@
+"""The forward pass against implementations that share nothing with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulator_formats.folders import GOLDEN
+
+from pytest_quantguard.emulator.checkpoint import load_checkpoint
+from pytest_quantguard.emulator.formats.rounding import round_bfloat16
+from pytest_quantguard.emulator.hooks import Hooks
+
+from .conftest import MODELS, Running
+from .reference import log_softmax, reference_logits
+
+Start = Callable[..., Running]
+Tokens = Callable[..., list[int]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_float32_prefill_equals_the_definition(running: Start, tokens: Tokens, model: str) -> None:
+    one = running(model)
+    ids = tokens(23)
+    np.testing.assert_allclose(
+        one.score(ids), log_softmax(reference_logits(one.checkpoint, ids)), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_float32_decode_equals_the_definition(running: Start, tokens: Tokens, model: str) -> None:
+    one = running(model)
+    prompts = [tokens(count, seed=count) for count in (3, 17, 9)]
+    for ids, result in zip(prompts, one.run(prompts, max_new_tokens=6, ignore_eos=True), strict=True):
+        assert result.output is not None
+        whole = [*ids, *result.output_ids]
+        expected = log_softmax(reference_logits(one.checkpoint, whole))
+        values = result.output.top_logprobs
+        np.testing.assert_allclose(
+            values,
+            np.take_along_axis(expected[len(ids) - 1 : -1], result.output.top_ids, 1),
+            atol=2e-5,
+            rtol=0,
+        )
+        assert list(result.output_ids) == expected[len(ids) - 1 : -1].argmax(1).tolist()
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2_biases", "qwen3_norms"])
+def test_bfloat16_rounds_where_the_documentation_says(running: Start, tokens: Tokens, model: str) -> None:
+    """A float64 pass that rounds at the documented places differs by rare flips of a last bit only; one
+    that does not round is farther away."""
+    one = running(model, dtype="bfloat16")
+    ids = tokens(24)
+    ours = one.score(ids)
+    rounded = log_softmax(reference_logits(one.checkpoint, ids, round_=round_bfloat16))
+    unrounded = log_softmax(reference_logits(one.checkpoint, ids))
+    same = np.isclose(ours, rounded, atol=1e-5, rtol=0).mean()
+    assert same > 0.5
+    assert np.abs(ours - rounded).mean() < 0.4 * np.abs(ours - unrounded).mean()
+
+
+def test_bfloat16_logits_are_bfloat16(running: Start, tokens: Tokens) -> None:
+    one = running(dtype="bfloat16")
+    seen = []
+    hooks = Hooks(logits=[lambda logits, _batch: seen.append(logits.copy()) or logits])
+    one.engine.switch_hooks(hooks)
+    one.score(tokens(9))
+    np.testing.assert_array_equal(seen[0], round_bfloat16(seen[0]))
+    assert seen[0].shape == (9, 80)
+
+
+@pytest.mark.parametrize("name", ["modelopt-nvfp4-tiny", "modelopt-nvfp4-fp8kv-tiny"])
+def test_published_checkpoints_give_the_reference_logits(name: str) -> None:
+    """transformers with ModelOpt's fake quantization, in float32; prefill and, token by token, decode."""
+    reference = np.load(GOLDEN / name / "reference.npz")
+    one = Running(load_checkpoint(GOLDEN / name, dtype="float32"))
+    prefill, decode = [], []
+    try:
+        for ids, logits in zip(reference["input_ids"].tolist(), reference["quantized_logits"], strict=True):
+            expected = log_softmax(logits)
+            prefill.append(np.abs(one.score(ids) - expected).max(axis=1))
+            (result,) = one.run([ids[:8]], forced_ids=tuple(ids[8:]), max_new_tokens=len(ids))
+            assert result.output is not None
+            wanted = np.take_along_axis(expected[7:-1], result.output.top_ids, 1)
+            decode.append(np.abs(result.output.top_logprobs - wanted).max(axis=1))
+    finally:
+        one.engine.stop()
+    assert np.mean(np.concatenate(prefill) < 1e-3) >= 0.98
+    # Products of one row sum in another order, which now and then moves an activation to the next FP4 value;
+    # later positions attend to it.
+    assert np.mean(np.concatenate(decode) < 1e-3) >= 0.8
+
+
+def test_thread_count_does_not_change_the_answer(running: Start, tokens: Tokens) -> None:
+    ids = tokens(200)
+    one, two = running(dtype="bfloat16"), running(dtype="bfloat16", threads=2)
+    np.testing.assert_array_equal(one.score(ids), two.score(ids))
+    prompts = [tokens(5, seed) for seed in range(9)]
+    for left, right in zip(
+        one.run(prompts, max_new_tokens=4), two.run(prompts, max_new_tokens=4), strict=True
+    ):
+        np.testing.assert_array_equal(left.output.top_logprobs, right.output.top_logprobs)
+
+
+def test_one_activation_scale_per_module_when_fused_layers_differ(folder: Callable[[str], Path]) -> None:
+    """up in NVFP4 and gate in BF16: each quantizes its input in its own way, though they share one
+    product."""
+    patterns = {"*": "bf16", "*.up_proj": "nvfp4"}
+    one = Running(load_checkpoint(folder("llama"), quantization=patterns, dtype="float32"))
+    try:
+        ids = list(range(3, 20))
+        expected = log_softmax(reference_logits(one.checkpoint, ids))
+        np.testing.assert_allclose(one.score(ids), expected, atol=5e-5, rtol=0)
+        plain = log_softmax(reference_logits(load_checkpoint(folder("llama")), ids))
+        assert np.abs(expected - plain).max() > 1e-3
+    finally:
+        one.engine.stop()
