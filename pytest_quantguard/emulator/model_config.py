@@ -19,6 +19,8 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 
 ROPE_TYPES = ("default", "linear", "llama3")
 _Number = TypeVar("_Number", int, float)
+_LARGEST_NUMBER = 1e9
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,16 @@ class ModelConfig:
         activation = raw.get("hidden_act", "silu")
         if activation != "silu":
             raise reader.error("hidden_act", activation, "'silu'")
+        num_layers = reader.positive("num_hidden_layers", int)
+        if num_layers > _MOST_LAYERS:
+            raise reader.error("num_hidden_layers", num_layers, f"at most {_MOST_LAYERS}")
         theta, scaling = _rope(reader)
         return cls(
             architecture=architecture,
             vocab_size=reader.positive("vocab_size", int),
             hidden_size=hidden_size,
             intermediate_size=reader.positive("intermediate_size", int),
-            num_layers=reader.positive("num_hidden_layers", int),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=reader.positive("head_dim", int, hidden_size // num_heads),
@@ -154,7 +159,7 @@ class _Reader:
         if value is None:
             raise ModelError(f"{self.path}: key {key!r} is missing")
         allowed = (int,) if kind is int else (int, float)
-        if isinstance(value, bool) or not isinstance(value, allowed) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, allowed) or not 0 < value <= _LARGEST_NUMBER:
             raise self.error(key, value, "a positive whole number" if kind is int else "a positive number")
         return kind(value)
 
@@ -177,8 +182,9 @@ def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
     parameters = raw.get(section) or {}
     if not isinstance(parameters, dict):
         raise reader.error(section, parameters, "an object")
-    if float(raw.get("partial_rotary_factor") or parameters.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise reader.error("partial_rotary_factor", raw.get("partial_rotary_factor"), "1.0")
+    partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1.0):
+        raise reader.error("partial_rotary_factor", partial, "1.0")
     inner = _Reader(
         {**parameters, "rope_theta": parameters.get("rope_theta", raw.get("rope_theta"))}, reader.path
     )
@@ -191,12 +197,11 @@ def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
     factor = inner.positive("factor", float)
     if kind == "linear":
         return theta, RopeScaling("linear", factor)
+    low, high = inner.positive("low_freq_factor", float), inner.positive("high_freq_factor", float)
+    if low >= high:
+        raise reader.error(f"{section}.high_freq_factor", high, f"more than low_freq_factor = {low:g}")
     return theta, RopeScaling(
-        "llama3",
-        factor,
-        inner.positive("low_freq_factor", float),
-        inner.positive("high_freq_factor", float),
-        inner.positive("original_max_position_embeddings", int),
+        "llama3", factor, low, high, inner.positive("original_max_position_embeddings", int)
     )
 
 
@@ -211,11 +216,13 @@ def _context_length(reader: _Reader) -> int:
 def _eos_token_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
     """The union of both files', as servers stop at either."""
     found: list[int] = []
-    sources = [raw]
+    sources = {"config.json": raw}
     if (folder / "generation_config.json").is_file():
-        sources.append(read_json(folder, "generation_config.json"))
-    for source in sources:
+        sources["generation_config.json"] = read_json(folder, "generation_config.json")
+    for name, source in sources.items():
         value = source.get("eos_token_id")
         values = value if isinstance(value, list) else [] if value is None else [value]
-        found.extend(int(token) for token in values if int(token) not in found)
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in values):
+            raise _Reader(source, folder / name).error("eos_token_id", value, "a token id or a list of them")
+        found.extend(token for token in values if token not in found)
     return tuple(found)

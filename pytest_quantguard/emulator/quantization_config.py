@@ -161,9 +161,10 @@ def _compressed_tensors(raw: Mapping[str, Any], path: Path, modules: Sequence[st
 def _compressed_scheme(group: Mapping[str, Any], kind: str, path: Path, key: str) -> StoredScheme:
     weights = _object(group.get("weights"), path, f"{key}.weights")
     inputs = group.get("input_activations")
-    activation: ActivationRule = (
-        "none" if inputs is None else "dynamic" if inputs.get("dynamic") is True else "static"
-    )
+    activation: ActivationRule = "none"
+    if inputs is not None:
+        dynamic = _object(inputs, path, f"{key}.input_activations").get("dynamic")
+        activation = "dynamic" if dynamic is True else "static"
     if kind == "nvfp4-pack-quantized":
         _check_group_size(weights.get("group_size"), 16, path, f"{key}.weights.group_size")
         # "local" means dynamic block scales under a static global scale, which is NVFP4's usual way.
@@ -175,10 +176,9 @@ def _compressed_scheme(group: Mapping[str, Any], kind: str, path: Path, key: str
         raise _unsupported(path, f"{key}.weights", found, ("8-bit float",))
     strategy = weights.get("strategy")
     if strategy == "block":
-        if list(weights.get("block_structure") or ()) != [128, 128]:
-            raise _unsupported(
-                path, f"{key}.weights.block_structure", weights.get("block_structure"), ("[128, 128]",)
-            )
+        blocks = weights.get("block_structure")
+        if blocks != [128, 128]:
+            raise _unsupported(path, f"{key}.weights.block_structure", blocks, ("[128, 128]",))
         return FP8_BLOCK
     if strategy not in ("tensor", "channel"):
         raise _unsupported(path, f"{key}.weights.strategy", strategy, ("tensor", "channel", "block"))
@@ -196,7 +196,7 @@ def _fp8_name(strategy: Literal["tensor", "channel"], activation: ActivationRule
 def _block_fp8(raw: Mapping[str, Any], path: Path, modules: Sequence[str]) -> QuantizationConfig:
     """`quant_method: fp8` with 128x128 weight blocks and dynamic activations."""
     block = raw.get("weight_block_size")
-    if list(block or ()) != [128, 128]:
+    if block != [128, 128]:
         raise _unsupported(path, "quantization_config.weight_block_size", block, ("[128, 128]",))
     kept = (
         "lm_head",
@@ -236,6 +236,11 @@ def _strings(value: object, path: Path, key: str) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ModelError(f"{path}: key {key!r}: expected a list of names, found {value!r}")
+    for item in value:
+        try:
+            re.compile(item.removeprefix("re:") if item.startswith("re:") else "")
+        except re.error as error:
+            raise ModelError(f"{path}: key {key!r}: {item!r} is no regular expression: {error}") from error
     return tuple(value)
 
 

@@ -1,7 +1,7 @@
 """How long quantizing takes: activations against the matrix product they precede, weights while loading.
 
-Run with `pytest -m benchmark_suite tests/benchmarks/test_bench_formats.py -s`. Ratios within one run; nothing is
-asserted about time.
+Run with `pytest -m benchmark_suite tests/benchmarks/test_bench_formats.py -s`. Ratios within one run; nothing
+is asserted about time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def test_activation_quantizers_against_the_product(rows: int, columns: int) -> N
         if kind.activation is not None
     }
     shares["bf16 rounding"] = median_seconds(lambda: round_bfloat16(x)) / product
-    print(
-        f"\n[{rows}, {columns}] x [{columns}, 576] takes {product * 1e3:.3f} ms; quantizing its input, of that:"
-    )
+    print(f"\n[{rows}, {columns}] x [{columns}, 576] takes {product * 1e3:.3f} ms; quantizing its input:")
     print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     assert all(share > 0 for share in shares.values())
 

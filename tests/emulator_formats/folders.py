@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from pytest_quantguard.emulator.formats.rounding import narrow_bfloat16
 from pytest_quantguard.emulator.tensor_files import TensorFolder
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -60,7 +60,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 def bf16(array: np.ndarray) -> tuple[str, np.ndarray]:
     """A BF16 tensor of these values."""
-    return "BF16", narrow_bfloat16(np.ascontiguousarray(array, np.float32))
+    return "BF16", np.asarray(array).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def f32(array: Any) -> tuple[str, np.ndarray]:

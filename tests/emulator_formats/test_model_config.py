@@ -127,6 +127,20 @@ def test_llama3_scaling_by_wavelength(tmp_path: Path) -> None:
             "key 'rope_scaling.rope_type': expected one of default, linear, llama3, found 'yarn'",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "key 'factor' is missing"),
+        ({"num_hidden_layers": 5000}, "key 'num_hidden_layers': expected at most 1000, found 5000"),
+        ({"eos_token_id": "x"}, "key 'eos_token_id': expected a token id or a list of them, found 'x'"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                    "original_max_position_embeddings": 8192,
+                }
+            },
+            "key 'rope_scaling.high_freq_factor': expected more than low_freq_factor = 4, found 4",
+        ),
         ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor': expected 1.0, found 0.5"),
     ],
 )

@@ -63,6 +63,10 @@ class Format(ABC):
     block_columns: int = 1
     """The input dimension must be a multiple of this."""
 
+    def describe(self) -> str:
+        """One line for help texts and reports."""
+        return f"{self.name}: {self.description}"
+
     @abstractmethod
     def quantize(self, weights: Sequence[Float32]) -> list[QuantizedTensor]:
         """Quantize the matrices of one fused group (q, k, v; gate, up; or a single one) together.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pytest_quantguard.emulator.formats.base import Float32, UInt8
+from pytest_quantguard.emulator.formats.base import Float32
 from pytest_quantguard.emulator.formats.minifloat import E4M3, E5M2, MiniFloat
 
 
@@ -39,12 +39,6 @@ class KVCacheFormat:
     def load(self, stored: Float32, scale: Float32 | float = 1.0) -> Float32:
         """Undo the scale of `store`; the identity where the cache is not quantized."""
         return stored if self.element is None else np.multiply(stored, np.asarray(scale, np.float32))
-
-    def encode(self, x: Float32, scale: Float32 | float = 1.0) -> UInt8:
-        """The bit patterns of `store(x, scale)`. Raises ValueError where the cache is not quantized."""
-        if self.element is None:
-            raise ValueError(f"{self.name} has no 8-bit patterns")
-        return self.element.encode(self.store(x, scale))
 
 
 KV_CACHE_FORMATS: Mapping[str, KVCacheFormat] = MappingProxyType(

@@ -42,9 +42,3 @@ def widen_bfloat16(bits: UInt16, out: Float32 | None = None) -> Float32:
     widened = np.empty(bits.shape, np.float32) if out is None else out
     np.left_shift(bits, _SIXTEEN, out=widened.view(np.uint32), dtype=np.uint32)
     return widened
-
-
-def narrow_bfloat16(x: Float32) -> UInt16:
-    """The BF16 bit patterns of x, rounded to nearest even."""
-    narrow: UInt16 = np.right_shift(round_bfloat16(x).view(np.uint32), _SIXTEEN).astype(np.uint16)
-    return narrow
