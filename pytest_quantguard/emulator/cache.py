@@ -155,13 +155,20 @@ class KeyValueCache:
     def release(self, slot: Slot, *, keep: bool) -> None:
         """The sequence has ended. keep: leave its tokens as a cached prefix."""
         self._running.remove(slot)
-        if keep and not slot.clear_when_freed and slot.length:
-            self._drop_prefixes_of(slot)
-            self._touch(slot)
-            self._cached.append(slot)
-            self._shrink_cached(self.max_cached_tokens)
-        else:
+        if not keep or slot.clear_when_freed or not slot.length:
             self._free(slot)
+            return
+        longer = [other for other in self._cached if _starts_with(other, slot)]
+        if longer:
+            self._free(slot)
+            self._touch(longer[0])
+            return
+        for shorter in [other for other in self._cached if _starts_with(slot, other)]:
+            self._cached.remove(shorter)
+            self._free(shorter)
+        self._touch(slot)
+        self._cached.append(slot)
+        self._shrink_cached(self.max_cached_tokens)
 
     def longest_prefix(self, tokens: Int32, page_size: int) -> tuple[Slot, int] | None:
         """The slot that shares the longest prefix with `tokens`, and its length, a multiple of
@@ -205,13 +212,6 @@ class KeyValueCache:
         if not self._running:
             self._pools.clear()
 
-    def _drop_prefixes_of(self, slot: Slot) -> None:
-        """Free cached slots whose tokens `slot` holds too."""
-        for other in [one for one in self._cached if one.length <= slot.length]:
-            if np.array_equal(other.tokens[: other.length], slot.tokens[: other.length]):
-                self._cached.remove(other)
-                self._free(other)
-
     def _touch(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
@@ -227,3 +227,8 @@ class KeyValueCache:
 
     def _free(self, slot: Slot) -> None:
         slot.pool.give_back(slot.index, slot.length, clear=slot.clear_when_freed)
+
+
+def _starts_with(longer: Slot, shorter: Slot) -> bool:
+    length = shorter.length
+    return length <= longer.length and np.array_equal(longer.tokens[:length], shorter.tokens[:length])

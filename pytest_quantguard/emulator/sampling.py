@@ -76,7 +76,7 @@ def score_rows(logits: Float32, targets: Int32, k: int) -> RowScores:
 def top_tokens(logits: Float32, k: int) -> Int32:
     """The ids of the k largest of float32 [vocabulary], largest first, ties by lowest id; NaN counts as
     smallest."""
-    if k < len(logits) // 2:
+    if 0 < k < len(logits) // 2:
         smallest = np.partition(logits, len(logits) - k)[len(logits) - k]
         candidates = np.flatnonzero(logits >= smallest)
         if len(candidates) >= k:
