@@ -28,6 +28,9 @@ from pytest_quantguard.serving.answers import Answer, Capabilities, GenerateRequ
 
 DecodeMode = Literal["forced", "resync"]
 
+LEAST_REACH = 4
+"""Tokens that a resync request asks for at least, however early the last one diverged."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
@@ -107,25 +110,31 @@ def decode_forced(
 def decode_resync(
     asker: Asker, prompts: Sequence[PromptRecord], *, warm: bool, context_length: int | None, asked: str
 ) -> list[DecodedSpan]:
-    """Requests until every span position was measured once; at most as many as the longest span has
-    positions.
+    """Requests until every span position was measured once; at most one per position of the longest span.
 
     All prompts of the batch are in every request, so that the batch size stays what it should be: a prompt
-    whose span is measured already goes along from a point from which it generates as long as the others.
+    whose span is measured already goes along from a point from which it generates as long as the others. The
+    first request asks for the whole span, later ones for twice what the last one could keep: most of what a
+    candidate generates after it has left the reference's text would be thrown away.
     """
     walks = [_Walk(prompt) for prompt in prompts]
     ids = [prompt.id for prompt in prompts]
+    reach = max(walk.remaining for walk in walks)
     first = True
-    while steps := max(walk.remaining for walk in walks):
+    while remaining := max(walk.remaining for walk in walks):
+        steps = min(reach, remaining)
         answers = asker.ask(
             [walk.request(steps, context_length) for walk in walks], asked=asked, prompt_ids=ids
         )
         if first:
             check_cache(prompts, answers, warm=warm, asked=asked)
             first = False
-        for walk, answer in zip(walks, answers, strict=True):
-            if walk.remaining:
-                walk.take(answer, asked=asked)
+        kept = [
+            walk.take(answer, asked=asked)
+            for walk, answer in zip(walks, answers, strict=True)
+            if walk.remaining
+        ]
+        reach = max(LEAST_REACH, 2 * max(kept))
     return [walk.span() for walk in walks]
 
 
@@ -143,19 +152,20 @@ class _Walk:
         return int(self.prompt.span_ids.size) - self.done
 
     def request(self, steps: int, context_length: int | None) -> GenerateRequest:
-        """Generate `steps` tokens from the reference's prefix, or fewer where the context ends before."""
+        """Generate `steps` tokens from the reference's prefix, or fewer where the context may end before."""
         tokens = self.prompt.token_ids
         if self.remaining == 0:
             start = max(self.prompt.span_start, tokens.size - steps)
             return GenerateRequest(input_ids=token_tuple(tokens[:start]), max_new_tokens=steps)
         start = self.prompt.span_start + self.done
         room = self.remaining if context_length is None else context_length - start
-        return GenerateRequest(
-            input_ids=token_tuple(tokens[:start]), max_new_tokens=max(self.remaining, min(steps, room))
-        )
+        return GenerateRequest(input_ids=token_tuple(tokens[:start]), max_new_tokens=min(steps, room))
 
-    def take(self, answer: Answer, *, asked: str) -> None:
-        """Keep the rows up to and including the first position where the server left the reference's text."""
+    def take(self, answer: Answer, *, asked: str) -> int:
+        """Keep the rows up to and including the first position where the server left the reference's text.
+
+        Returns how many that are.
+        """
         wanted = self.prompt.span_ids[self.done :]
         rows = answer.output
         if rows is None or rows.positions == 0:
@@ -169,6 +179,7 @@ class _Walk:
         self.restarts.append(self.done)
         self.parts.append(with_chosen(take_rows(rows, np.arange(kept)), wanted[:kept]))
         self.done += kept
+        return kept
 
     def span(self) -> DecodedSpan:
         rows = join_rows(self.parts)
