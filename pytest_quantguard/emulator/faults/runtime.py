@@ -95,18 +95,17 @@ class RowsZeroAtBatch(ModuleFault):
 
 @dataclass(frozen=True)
 class PaddedRowsLeak(ModuleFault):
-    """ratio: the stale rows' largest magnitude over that of the real rows. largest: the greatest batch
-    that is padded to a power of two."""
+    """ratio: the stale rows' largest magnitude over that of the real rows. Batches are padded to powers
+    of two."""
 
     name = "padded_rows_leak"
     summary = "when a batch is padded, activation scales take the largest value of stale rows"
-    shows_in = "decode at batch sizes that are no power of two"
+    shows_in = "decode at batch sizes that are no power of two, where activations are quantized"
     source = "flashinfer issue 3057, vLLM pull request 37564"
     severity_by_default: ClassVar[Severity] = "clear"
     variants = ("ratio=65536",)
     module: str = "*"
     ratio: float = 4096.0
-    largest: int = 64
 
     def __post_init__(self) -> None:
         _require(self.ratio >= 1, f"ratio is {self.ratio}; a number from 1 on is needed")
@@ -117,28 +116,24 @@ class PaddedRowsLeak(ModuleFault):
         return "catastrophic" if self.ratio >= 32768 else "clear"
 
     def register(self, hooks: Hooks) -> None:
-        hooks.activation.append(self._wrap)
+        quantized: set[str] = set()
 
-    def _wrap(self, module: str, quantizer: ActivationQuantizer | None) -> ActivationQuantizer | None:
-        if quantizer is None or not self._concerns(module):
+        def remember(module: str, quantizer: ActivationQuantizer | None) -> ActivationQuantizer | None:
+            if quantizer is not None and self._concerns(module):
+                quantized.add(module)
             return quantizer
-        return _StaleScale(quantizer, self.ratio, self.largest)
 
+        def act(module: str, values: Float32, batch: ForwardBatch) -> Float32:
+            padded = batch.phase == "decode" and batch.size & (batch.size - 1)
+            return self._coarse(values) if padded and module in quantized else values
 
-@dataclass(frozen=True)
-class _StaleScale:
-    """Quantizes padded batches with an E4M3 grid whose largest value is `ratio` times the batch's."""
+        hooks.activation.append(remember)
+        hooks.linear_input.append(act)
 
-    clean: ActivationQuantizer
-    ratio: float
-    largest: int
-
-    def __call__(self, x: Float32) -> Float32:
-        rows = len(x)
-        if rows & (rows - 1) == 0 or rows > self.largest:
-            return self.clean(x)
-        scale = np.float32(np.abs(x).max() * self.ratio / E4M3.largest)
-        return E4M3.round(x / scale) * scale if scale > 0 else x
+    def _coarse(self, values: Float32) -> Float32:
+        """The values on an E4M3 grid that reaches to the stale rows' largest magnitude."""
+        scale = np.float32(np.abs(values).max() * self.ratio / E4M3.largest)
+        return E4M3.round(values / scale) * scale if scale > 0 else values
 
 
 @dataclass(frozen=True)
@@ -232,9 +227,8 @@ class KVScaleOne(CacheFault):
 
 @dataclass(frozen=True)
 class KVReadUnscaled(CacheFault):
-    """k_scale, v_scale: what the server's cache is calibrated to, on top of the checkpoint's scales.
-    read: "one" reads without scales; "key_scale" reads values with the keys' scale. phase: where the
-    wrong kernel runs."""
+    """k_scale, v_scale: the server's scales, taken relative to the checkpoint's. read: "one" reads
+    without scales; "key_scale" reads values with the keys' scale. phase: where the wrong kernel runs."""
 
     name = "kv_read_unscaled"
     summary = "keys and values are stored scaled and read with 1.0, or values with the keys' scale"
@@ -256,18 +250,9 @@ class KVReadUnscaled(CacheFault):
         return "catastrophic" if self.read == "one" else "clear"
 
     def register(self, hooks: Hooks) -> None:
-        hooks.kv_scale.append(self._calibrate)
-        hooks.kv_read.append(self._misread)
+        hooks.kv_read.append(self._act)
 
-    def _calibrate(self, _layer: int, _batch: ForwardBatch, scales: KeyValueScales) -> KeyValueScales:
-        return KeyValueScales(
-            k_write=scales.k_write * self.k_scale,
-            k_read=scales.k_read * self.k_scale,
-            v_write=scales.v_write * self.v_scale,
-            v_read=scales.v_read * self.v_scale,
-        )
-
-    def _misread(
+    def _act(
         self,
         _layer: int,
         batch: ForwardBatch,
@@ -284,7 +269,7 @@ class KVReadUnscaled(CacheFault):
 
 @dataclass(frozen=True)
 class ChunkKVUnscaled(CacheFault):
-    """scale: what the server's cache is calibrated to, on top of the checkpoint's scales."""
+    """scale: the server's scale, taken relative to the checkpoint's."""
 
     name = "chunk_kv_unscaled"
     summary = "keys and values of the second prefill chunk and later ones are stored without their scale"
@@ -300,17 +285,12 @@ class ChunkKVUnscaled(CacheFault):
         hooks.kv_scale.append(self._act)
 
     def _act(self, _layer: int, batch: ForwardBatch, scales: KeyValueScales) -> KeyValueScales:
-        stored = np.full((batch.rows, 1, 1), self.scale, np.float32)
+        factor = np.ones((batch.rows, 1, 1), np.float32)
         if batch.phase == "prefill":
             for entry in batch.entries:
                 if entry.chunk:
-                    stored[entry.row_start : entry.row_stop] = 1.0
-        return KeyValueScales(
-            k_write=scales.k_write * stored,
-            k_read=scales.k_read * np.float32(self.scale),
-            v_write=scales.v_write * stored,
-            v_read=scales.v_read * np.float32(self.scale),
-        )
+                    factor[entry.row_start : entry.row_stop] = self.scale
+        return replace(scales, k_read=scales.k_read * factor, v_read=scales.v_read * factor)
 
 
 @dataclass(frozen=True)
