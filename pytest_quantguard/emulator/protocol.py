@@ -16,6 +16,9 @@ from typing import Any
 from pytest_quantguard.emulator.sampling_fields import SamplingParameters, described, parse_sampling
 from pytest_quantguard.emulator.sequences import SequenceRequest
 
+MAX_SEQUENCES = 4096
+"""Prompts times samples of one request; SGLang has no such limit."""
+
 Json = Any
 Encode = Callable[[str], list[int]]
 
@@ -211,6 +214,9 @@ class ItemReader:
         samples = {parameters.n for parameters in sampling}
         if len(samples) > 1:
             raise rejected("The parallel_sample_num should be the same for all samples in sample params.")
+        count = len(self.prompts) * max(samples)
+        if count > MAX_SEQUENCES:
+            raise rejected(f"at most {MAX_SEQUENCES} sequences are allowed in a request, got {count}.")
         selected = self.selected_ids()
         forced = self.forced_ids()
         rids = self.rids()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from pytest_quantguard.emulator.batch import ForwardBatch
@@ -35,12 +36,14 @@ class RunningModel:
     served: ServedModel
     faults: tuple[str, ...]
     log: logging.Logger
+    switching: threading.Lock = field(default_factory=threading.Lock)
 
     def switch_faults(self, specifications: Iterable[str]) -> None:
         """Replace the faults that are on. Raises ConfigError, changing nothing, for one that is unknown."""
         names, hooks = faulty_hooks(specifications, self.log)
-        self.engine.switch_hooks(hooks)
-        self.faults = names
+        with self.switching:
+            self.engine.switch_hooks(hooks)
+            self.faults = names
         self.log.info(f"Faults switched: {', '.join(names) or 'none'}")
 
 

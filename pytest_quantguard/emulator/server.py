@@ -183,7 +183,7 @@ class EmulatorServer:
         received = time.time()
         body = await read_json(request)
         try:
-            call = self.parse(body)
+            call = await run_in_threadpool(self.parse, body)
         except HttpError as error:
             if error.in_stream and body.get("stream") is True:
                 return stream(guarded_events(refusal(error)))
@@ -244,7 +244,7 @@ class EmulatorServer:
         """Run a translated request and translate its answer back."""
         received, tokenizer = time.time(), self.tokenizer
         try:
-            call = self.parse(generate)
+            call = await run_in_threadpool(self.parse, generate)
         except HttpError as error:
             raise openai.openai_error(str(error), error.status) from error
         if call.stream:
@@ -334,6 +334,10 @@ class EmulatorServer:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: {"prompt": text or [text]} or {"messages": [...]}."""
         body = await read_json(request)
+        return await run_in_threadpool(self.tokens_of, body)
+
+    def tokens_of(self, body: Any) -> Response:
+        """The answer of /tokenize; on a worker thread, since a long text takes a while."""
         openai.check_object(body)
         special = body.get("add_special_tokens", True)
         prompt = body.get("prompt")

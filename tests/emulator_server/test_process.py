@@ -150,6 +150,6 @@ def test_options_are_frozen() -> None:
 
 
 def test_answers_are_not_held_back_by_nagles_algorithm() -> None:
-    """asyncio sets TCP_NODELAY on the connections of a socket whose protocol is TCP, not on those of protocol 0."""
+    """asyncio sets TCP_NODELAY on connections of a socket whose protocol is TCP, not where it is 0."""
     with listen("127.0.0.1", free_port()) as listening:
         assert listening.proto == socket.IPPROTO_TCP

@@ -121,6 +121,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], words: list[str]) -> Non
         ({"input_ids": [[5], [6]], "forced_output_ids": [[1]]}, ["forced_output_ids", "batch size"]),
         ({"input_ids": [[5], [6]], "forced_output_ids": [1, 2]}, ["forced_output_ids"]),
         ({"input_ids": [[5], [6]], "sampling_params": [{"n": 1}, {"n": 2}]}, ["parallel_sample_num"]),
+        ({"input_ids": [[5]] * 33, "sampling_params": {"n": 128}}, ["4096 sequences", "4224"]),
     ],
 )
 def test_a_wrong_body_is_explained(body: Any, words: list[str]) -> None:
