@@ -78,19 +78,25 @@ def _code(rng: random.Random) -> Iterator[str]:
 
 
 def _dialogue(rng: random.Random) -> Iterator[str]:
-    """Two people planning a journey."""
+    """Two people planning a journey, who digress."""
+    remarks = sentences(rng, "en")
     while True:
         first, second = rng.sample(GIVEN_NAMES, 2)
         town, hotel = town_name(rng, "en"), rng.choice(("Blue Heron", "Quiet Lamp", "Third Bridge"))
-        yield f"{first}: Have you decided where to go in {rng.choice(('May', 'June', 'October'))}?\n"
-        yield f"{second}: I would like to see {town}, if the trains still run.\n"
-        yield f"{first}: How long do you want to stay there?\n"
-        yield f"{second}: About {rng.randint(2, 14)} days, and then back by the coast.\n"
-        yield f"{first}: That costs more than last year, doesn't it?\n"
-        yield f"{second}: A little. I saved {rng.randint(3, 19) * 50} euros for it.\n"
-        yield f"{first}: Then take {rng.choice(_THINGS)} with you, and good shoes. The streets are steep.\n"
-        yield f"{second}: Did you write down the name of that small hotel?\n"
-        yield f"{first}: It was called The {hotel}. Ask for the room with the {rng.choice(WORDS['en'])}.\n"
+        lines = [
+            f"Have you decided where to go in {rng.choice(('May', 'June', 'October'))}?",
+            f"I would like to see {town}, if the trains still run.",
+            "How long do you want to stay there?",
+            f"About {rng.randint(2, 14)} days, and then back by the coast.",
+            "That costs more than last year, doesn't it?",
+            f"A little. I saved {rng.randint(3, 19) * 50} euros for it.",
+            f"Then take {rng.choice(_THINGS)} with you, and good shoes.",
+            f"Did you write down the name of that small hotel in {town}?",
+            f"It was called The {hotel}. Ask for the room with the {rng.choice(WORDS['en'])}.",
+        ]
+        for number, line in enumerate(lines):
+            yield f"{first if number % 2 == 0 else second}: {line}"
+            yield f" {next(remarks)}\n" if rng.random() < 0.4 else "\n"
 
 
 def _chinese(rng: random.Random) -> Iterator[str]:

@@ -143,7 +143,7 @@ def test_templates_that_fail(folder: Path, template: str, message: str) -> None:
 
 
 def test_folders_without_a_usable_tokenizer(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="has no tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         ChatTokenizer(folder / "none")
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokenizer_config.json cannot be read"):
