@@ -16,7 +16,15 @@ from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Phase
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.measure.asking import shorten
-from pytest_quantguard.measure.observations import Observations, clearly_worse, onset, show_change
+from pytest_quantguard.measure.observations import (
+    Float64,
+    Int64,
+    LogitScale,
+    Observations,
+    clearly_worse,
+    onset,
+    show_change,
+)
 from pytest_quantguard.stats.paired import PairedChange
 
 HUGE_KL, HUGE_AGREEMENT, HUGE_FLOOR = 2.0, 0.5, 0.5
@@ -24,9 +32,9 @@ HUGE_KL, HUGE_AGREEMENT, HUGE_FLOOR = 2.0, 0.5, 0.5
 exceed.
 """
 
-SCALED_SLOPE, SCALED_FIT = 0.1, 0.9
-"""How far from 1 the slope of log-probabilities must be, and how well it must fit, to call it a
-temperature.
+STRETCHED, STRETCHED_FIT = 0.1, 0.5
+"""How far from 1 the spread of log-probabilities must be, and how well the tokens' order must have
+survived.
 """
 
 OUTLYING = 10.0
@@ -56,37 +64,54 @@ def diagnose(seen: Observations) -> tuple[Diagnosis, ...]:
 
 
 def unusable_answers(seen: Observations) -> Iterator[Diagnosis]:
-    """Answers that were refused in one phase or from one batch size on, and usable elsewhere."""
+    """Answers that were refused in one phase or at some batch sizes, and usable elsewhere."""
     if not seen.unusable or not seen.cells:
         return
-    bad, good = sorted(seen.unusable), sorted(seen.cells)
-    evidence = tuple(f"{key}: {seen.unusable[key]}" for key in bad[:3])
-    if {key.phase for key in bad}.isdisjoint(key.phase for key in good):
-        where = f"only in {bad[0].phase}: look at the kernels of that phase"
-    elif {key.batch_size for key in bad}.isdisjoint(key.batch_size for key in good):
-        sizes = ", ".join(str(size) for size in sorted({key.batch_size for key in bad}))
-        where = (
-            f"only at batch size {sizes}: look at a kernel that depends on the batch size, or at its padding"
+    bad = sorted(seen.unusable)
+    phases, sizes = sorted({key.phase for key in bad}), sorted({key.batch_size for key in bad})
+    good_sizes = [key.batch_size for key in seen.cells if key.phase in phases]
+    where = f"in {' and '.join(phases)}"
+    advice = "look at the kernels of that phase"
+    if good_sizes:
+        beyond = min(sizes) > max(good_sizes)
+        where += (
+            f" from batch size {sizes[0]} on" if beyond else f" at batch size {' and '.join(map(str, sizes))}"
         )
-    else:
-        where = f"only in {shorten([str(key) for key in bad])}"
-    yield Diagnosis("unusable_answers", f"Answers cannot be used {where}", evidence)
+        advice = (
+            "look at kernels that depend on the batch size, at the padding of batches, or at the order "
+            "in which a batch is answered"
+        )
+    yield Diagnosis(
+        "unusable_answers",
+        f"Answers cannot be used {where}, and can elsewhere: {advice}",
+        tuple(f"{key}: {seen.unusable[key].removeprefix(str(key)).lstrip(',: ')}" for key in bad[:3]),
+    )
 
 
-def rows_permuted(seen: Observations) -> Iterator[Diagnosis]:
-    """Rows that fit another prompt of the batch better than their own."""
-    cells = {key: ids for key, ids in seen.permuted.items() if ids}
-    if cells:
+def rows_misplaced(seen: Observations) -> Iterator[Diagnosis]:
+    """Rows that fit another prompt, or another position, better than their own."""
+    cells = {key: ids for key, ids in sorted(seen.permuted.items()) if ids}
+    evidence = tuple(f"{key}: {shorten(list(ids))}" for key, ids in cells.items())
+    if _shifted(seen):
         yield Diagnosis(
-            "rows_permuted",
+            "rows_misplaced",
+            "Rows fit another position or prompt better than their own, even one prompt at a time: look for "
+            "log-probabilities that are reported a position early or late, or for answers to other requests",
+            evidence,
+        )
+    elif cells and all(key.batch_size > 1 for key in cells):
+        yield Diagnosis(
+            "rows_misplaced",
             "Rows of a batch come back under other prompts: look at how the server orders the rows of a "
             "batch",
-            tuple(f"{key}: {shorten(list(ids))}" for key, ids in sorted(cells.items())),
+            evidence,
         )
 
 
 def output_destroyed(seen: Observations) -> Iterator[Diagnosis]:
     """Everything is wrong, everywhere."""
+    if _shifted(seen):
+        return
     worst = {key: divergence for key, divergence in seen.cells.items() if _destroyed(divergence)}
     if worst and len(worst) == len(seen.cells):
         key, divergence = next(iter(sorted(worst.items(), key=lambda item: item[0])))
@@ -113,10 +138,10 @@ def decode_worse(seen: Observations) -> Iterator[Diagnosis]:
         "scales, the positions of its keys) and at the decode attention kernel"
     )
     prefill, decode = seen.cells[CellKey("prefill", sizes[0])], seen.cells[CellKey("decode", sizes[0])]
-    begin = onset(decode.kl - prefill.kl, decode.position, most_before=0.1)
-    if begin is not None and begin > 1:
-        sentence += f"; it sets in at position {begin} of the generated text"
-        evidence.append(f"no such difference before position {begin}")
+    where = _decode_onset(decode.kl - prefill.kl, decode.position, seen.text_positions())
+    if where is not None:
+        sentence += f"; it sets in at {where}"
+        evidence.append("there is no such difference before")
     yield Diagnosis("decode_worse", sentence, tuple(evidence))
 
 
@@ -152,32 +177,28 @@ def sets_in_late(seen: Observations) -> Iterator[Diagnosis]:
     for drift in seen.drifts:
         begin = onset((~np.concatenate(drift.bits.identical)).astype(np.float64), place, most_before=0.0)
         if begin is not None:
-            yield _late(
-                seen, begin, f"{drift.key}: equal to the accepted run before {begin} tokens, not after"
-            )
+            yield _late(seen, begin.place, f"{drift.key}: equal to the accepted run before, not after")
             return
     for key, divergence in sorted(seen.cells.items()):
         begin = onset(divergence.kl, place, most_before=0.2)
         if begin is not None and key.phase == "prefill":
-            before = divergence.select(place < begin).aggregate("kl_mean")
-            after = divergence.select(place >= begin).aggregate("kl_mean")
-            yield _late(seen, begin, f"{key}: mean KL {before:.3g} before {begin} tokens, {after:.3g} after")
+            means = f"mean KL {begin.before:.3g} before, {begin.after:.3g} after"
+            yield _late(seen, begin.place, f"{key}: {means}")
             return
 
 
 def logits_scaled(seen: Observations) -> Iterator[Diagnosis]:
-    """The order of tokens is intact, their log-probabilities are stretched."""
+    """The ranking of tokens has survived, their log-probabilities are stretched."""
     for key, scale in sorted(seen.logit_scales.items()):
-        if abs(scale.slope - 1) > SCALED_SLOPE and scale.fit > SCALED_FIT and key in seen.cells:
+        if key in seen.cells and _is_stretched(scale):
             divergence = seen.cells[key]
             yield Diagnosis(
                 "logits_scaled",
-                "The ranking of tokens is intact but log-probabilities are stretched by "
-                f"{scale.slope:.2f}: look for a temperature of about {1 / scale.slope:.2f}, or a scale on "
-                "the logits",
+                "The ranking of tokens has survived but log-probabilities are stretched by "
+                f"{scale.stretch:.2f}: look for a temperature of about {1 / scale.stretch:.2f}, or a "
+                "scale on the logits",
                 (
-                    f"{key}: a straight line through the baseline's log-probabilities explains "
-                    f"{scale.fit:.1%}",
+                    f"{key}: squared correlation with the baseline's log-probabilities {scale.fit:.2f}",
                     f"agreement {divergence.aggregate('agreement'):.3f}, "
                     f"mean KL {divergence.aggregate('kl_mean'):.3g}",
                 ),
@@ -211,8 +232,12 @@ def prefix_cache(seen: Observations) -> Iterator[Diagnosis]:
 
 
 def few_prompts(seen: Observations) -> Iterator[Diagnosis]:
-    """A few prompts are far off, the others are not."""
-    for key, divergence in sorted(seen.cells.items()):
+    """A few prompts are far off, the others are not, in the smallest batch (in others it may be their
+    place).
+    """
+    smallest = {CellKey(phase, min(sizes)) for phase in PHASES if (sizes := seen.batch_sizes(phase))}
+    for key in sorted(smallest):
+        divergence = seen.cells[key]
         labels, prompt = np.unique(divergence.prompt, return_inverse=True)
         means = np.bincount(prompt, weights=divergence.kl) / np.bincount(prompt)
         apart = np.flatnonzero(means > OUTLYING * np.median(means) + seen.noise_of(key))
@@ -255,7 +280,7 @@ def run_to_run(seen: Observations) -> Iterator[Diagnosis]:
 
 RULES: tuple[Rule, ...] = (
     unusable_answers,
-    rows_permuted,
+    rows_misplaced,
     output_destroyed,
     decode_worse,
     batch_dependent,
@@ -265,6 +290,13 @@ RULES: tuple[Rule, ...] = (
     few_prompts,
     run_to_run,
 )
+
+
+def _shifted(seen: Observations) -> bool:
+    """Most prompts are misplaced even where no batch could have mixed them up."""
+    return any(
+        key.batch_size == 1 and 2 * len(set(ids)) >= len(seen.prompts) for key, ids in seen.permuted.items()
+    )
 
 
 def _destroyed(divergence: Divergence) -> bool:
@@ -278,6 +310,21 @@ def _destroyed(divergence: Divergence) -> bool:
 def _decode_change(seen: Observations, size: int) -> PairedChange | None:
     prefill, decode = CellKey("prefill", size), CellKey("decode", size)
     return clearly_worse(seen.cells[prefill], seen.cells[decode], noise=seen.noise_of(decode))
+
+
+def _decode_onset(extra: Float64, span_position: Int64, text_position: Int64) -> str | None:
+    """In words, where decode begins to be worse: counted in generated tokens or in tokens of text, if
+    either.
+    """
+    by_span = onset(extra, span_position, most_before=0.1)
+    by_text = onset(extra, text_position, most_before=0.1)
+    if by_span is not None and by_span.place <= 1:
+        return None
+    if by_text is not None and (
+        by_span is None or by_text.before / by_text.after < by_span.before / by_span.after
+    ):
+        return f"about {by_text.place} tokens of text"
+    return None if by_span is None else f"position {by_span.place} of the generated text"
 
 
 def _batch_change(seen: Observations, phase: Phase, before: int, after: int) -> PairedChange | None:
@@ -305,6 +352,14 @@ def _batch_sentence(phase: Phase, sizes: list[int], worse: list[int]) -> str:
 
 def _odd_sized(size: int) -> bool:
     return size & (size - 1) != 0
+
+
+def _is_stretched(scale: LogitScale) -> bool:
+    """Noise of its own widens the spread or flattens the slope; a factor moves both to the same side of 1."""
+    if abs(scale.stretch - 1) <= STRETCHED or scale.fit <= STRETCHED_FIT:
+        return False
+    same_side = (scale.stretch > 1) == (scale.slope > 1)
+    return same_side and abs(scale.slope - 1) > STRETCHED / 4
 
 
 def _late(seen: Observations, begin: int, evidence: str) -> Diagnosis:

@@ -33,12 +33,13 @@ different.
 
 @dataclass(frozen=True, slots=True)
 class LogitScale:
-    """Fit of the candidate's centred log-probabilities by `slope` times the baseline's, over the tokens of
-    both.
+    """How the candidate's log-probabilities spread, over the tokens that both sides returned.
 
-    fit: median over positions of the share of variance that the fit explains.
+    Medians over positions. stretch: their standard deviation over the baseline's. slope: of the regression
+    on the baseline's, which noise flattens. fit: squared correlation.
     """
 
+    stretch: float
     slope: float
     fit: float
 
@@ -50,8 +51,8 @@ class Observations:
     prompts: in the order of every divergence. cells: divergence from BF16, cold. noise: the reference's
         own.
     comparisons: the candidate against itself. drifts: against its accepted run. logit_scales: per cell.
-    permuted: ids of prompts whose rows fit another prompt's better. unusable: cells that were refused, and
-        why.
+    permuted: ids of prompts whose rows fit another place better than their own. unusable: cells that were
+        refused, and why.
     chunk_size: tokens that the server prefills at once.
     """
 
@@ -99,7 +100,16 @@ def show_change(change: PairedChange) -> str:
     return figures + ")"
 
 
-def onset(amount: Float64, place: Int64, *, most_before: float) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """A place from which an amount is high: its mean before and after."""
+
+    place: int
+    before: float
+    after: float
+
+
+def onset(amount: Float64, place: Int64, *, most_before: float) -> Onset | None:
     """The place from which `amount` is high, having been low before it; None where there is no such place.
 
     amount: float64 [T]; place: int64 [T]. Low means a mean of at most `most_before` times the mean after
@@ -120,14 +130,14 @@ def onset(amount: Float64, place: Int64, *, most_before: float) -> int | None:
     best = int(contrast.argmax())
     if contrast[best] <= 0 or mean_below[best] > most_before * mean_above[best]:
         return None
-    return int(places[1:][best])
+    return Onset(int(places[1:][best]), float(mean_below[best]), float(mean_above[best]))
 
 
 def fit_logit_scale(baseline: Cell, candidate: Cell) -> LogitScale:
     """Does the candidate answer the baseline's log-probabilities times a constant, as a temperature makes
     them?
     """
-    slopes, fits = [], []
+    spreads: list[tuple[float, float, float]] = []
     for ours, theirs in zip(baseline.rows, candidate.rows, strict=True):
         for row in range(ours.positions):
             _, left, right = np.intersect1d(
@@ -140,8 +150,8 @@ def fit_logit_scale(baseline: Cell, candidate: Cell) -> LogitScale:
             x, y = x - x.mean(), y - y.mean()
             if not x.any() or not y.any():
                 continue
-            slopes.append(float(x @ y / (x @ x)))
-            fits.append(float((x @ y) ** 2 / ((x @ x) * (y @ y))))
-    if not slopes:
-        return LogitScale(1.0, 0.0)
-    return LogitScale(float(np.median(slopes)), float(np.median(fits)))
+            xx, xy, yy = float(x @ x), float(x @ y), float(y @ y)
+            spreads.append(((yy / xx) ** 0.5, xy / xx, xy * xy / (xx * yy)))
+    if not spreads:
+        return LogitScale(1.0, 1.0, 0.0)
+    return LogitScale(*np.median(spreads, axis=0).tolist())
