@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.prompts.freeform import FREEFORM, make_text
@@ -17,6 +18,8 @@ from pytest_quantguard.prompts.lengths import TokenCounter, TooShortError, estim
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.prompts.tasks import TASKS, Exercise
 from pytest_quantguard.prompts.words import Language
+
+K = TypeVar("K", bound=Hashable)
 
 SHORTEST = 32
 SHORT_SHARE = 2.5
@@ -76,7 +79,7 @@ def task_prompts(
     return tuple(prompts)
 
 
-def apportion(weights: Mapping[str, float], size: int) -> dict[str, int]:
+def apportion(weights: Mapping[K, float], size: int) -> dict[K, int]:
     """Whole numbers in proportion to `weights` that add up to `size` (largest remainders; ties in order)."""
     total = sum(weights.values())
     exact = {kind: size * weight / total for kind, weight in weights.items()}

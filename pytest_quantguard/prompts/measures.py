@@ -36,15 +36,17 @@ _CODE_SIGNS = frozenset("(){}[]=<>|;:+*/\\\"'`_#$%^&@~×")
 
 _FUNCTION_WORD_LISTS = """
 en the of and to in is was it that he she for on are as with his her they at be this from have or by had not
-but what en all were when we there can an your which their if will do how them then these so some would no who
-than its you i a en my me about into de der die das und ist nicht ein eine zu den dem von mit auf für im es
-sich auch als an nach wie aus bei fr le la les de des et est un une dans que qui pour pas sur avec il elle au
-aux du ce se ne en sont es el la los las de y es un una en que por para con no se su al del lo como más pero
-sus le ha it il lo la gli le di e è un una in che per con non si del della al sono da come più ma pt o a os as
-de e é um uma em que por para com não se do da ao no na como mais mas nl de het een en is van in dat niet te
-op met voor zijn aan er als ook maar om bij pl i w na z się nie do to że jest o jak a po ale od za przez co
-tak tr ve bir bu da de için ile çok ne gibi daha ama o mi var en ru и в не на что с он как это я по но из у за
-к от же так все она был
+en but what all were when we there can an your which their if will do how them then these so some would no
+en than who its you i a my me about into
+de der die das und ist nicht ein eine zu den dem von mit auf für im es sich auch als an nach wie aus bei
+fr le la les de des et est un une dans que qui pour pas sur avec il elle au aux du ce se ne en sont
+es el la los las de y es un una en que por para con no se su al del lo como más pero sus le ha
+it il lo la gli le di e è un una in che per con non si del della al sono da come più ma
+pt o a os as de e é um uma em que por para com não se do da ao no na como mais mas
+nl de het een en is van in dat niet te op met voor zijn aan er als ook maar om bij
+pl i w na z się nie do to że jest o jak a po ale od za przez co tak
+tr ve bir bu da de için ile çok ne gibi daha ama o mi var en
+ru и в не на что с он как это я по но из у за к от же так все она был
 """
 
 
