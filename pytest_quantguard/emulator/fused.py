@@ -47,6 +47,11 @@ class FusedLinear:
         self._uniform = all(part.activation == self._parts[0].activation for part in self._parts)
 
     @property
+    def quantizes_input(self) -> bool:
+        """Whether any part quantizes its input: with one scale per batch, rows then depend on each other."""
+        return any(part.activation is not None for part in self._parts)
+
+    @property
     def out_features(self) -> int:
         """Columns of the output over all parts."""
         return int(self.weight.shape[0])

@@ -276,8 +276,10 @@ class Model:
     def _mlp(self, layer: _Layer, batch: ForwardBatch, hidden: Float32) -> Float32:
         """The MLP branch of a layer, before rounding: float32 [rows, hidden_size]."""
         branch = self._buffer("branch", batch.rows, self.config.hidden_size)
-        # Hooks of linear layers see whole batches; otherwise parts bound the size of the widest buffers.
-        step = batch.rows if self._hooks.linear_input or self._hooks.linear_output else _MLP_ROWS
+        # Parts bound the size of the widest buffers; hooks and quantizers of linear layers see whole batches.
+        whole = layer.gate_up.quantizes_input or layer.down.quantizes_input
+        whole = whole or bool(self._hooks.linear_input or self._hooks.linear_output)
+        step = batch.rows if whole else _MLP_ROWS
         for start in range(0, batch.rows, step):
             part = slice(start, min(start + step, batch.rows))
             rows = part.stop - part.start

@@ -13,7 +13,7 @@ from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.formats.rounding import round_bfloat16
 from pytest_quantguard.emulator.hooks import Hooks
 
-from .conftest import MODELS, Running
+from .conftest import MODELS, Running, full_rows
 from .reference import log_softmax, reference_logits
 
 Start = Callable[..., Running]
@@ -102,6 +102,19 @@ def test_thread_count_does_not_change_the_answer(running: Start, tokens: Tokens)
         one.run(prompts, max_new_tokens=4), two.run(prompts, max_new_tokens=4), strict=True
     ):
         np.testing.assert_array_equal(left.output.top_logprobs, right.output.top_logprobs)
+
+
+@pytest.mark.parametrize("quantization", [None, "nvfp4", "fp8_per_tensor"])
+def test_the_mlp_in_parts_equals_the_mlp_at_once(
+    running: Start, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, quantization: str | None
+) -> None:
+    """Most of all where one activation scale covers the whole batch."""
+    prompts = [tokens(30, 1), tokens(21, 2)]
+    whole = running(quantization=quantization).run(prompts, max_new_tokens=0)
+    monkeypatch.setattr("pytest_quantguard.emulator.model._MLP_ROWS", 8)
+    parts = running(quantization=quantization).run(prompts, max_new_tokens=0)
+    for left, right in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(full_rows(left), full_rows(right), atol=2e-5)
 
 
 def test_one_activation_scale_per_module_when_fused_layers_differ(folder: Callable[[str], Path]) -> None:
