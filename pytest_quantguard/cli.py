@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pytest_quantguard
-from pytest_quantguard.commands import ExitCode, accept, capture, check_checkpoint, emulate, run, schema
+from pytest_quantguard.commands import (
+    ExitCode,
+    accept,
+    capture,
+    check_checkpoint,
+    emulate,
+    run,
+    schema,
+    selftest,
+)
 from pytest_quantguard.errors import ConfigError, QuantguardError
 
-COMMANDS: tuple[ModuleType, ...] = (capture, run, accept, emulate, check_checkpoint, schema)
+COMMANDS: tuple[ModuleType, ...] = (capture, run, accept, emulate, check_checkpoint, selftest, schema)
 """In the order of --help. Each has NAME, SUMMARY, DESCRIPTION, add_arguments(parser), execute(arguments)."""
 
 EXIT_CODES = """exit codes:

@@ -325,6 +325,20 @@ class SpeedConfig(Model):
     decode_tokens: int = Field(default=32, ge=1, description="Length of the timed generation.")
 
 
+class SelftestConfig(Model):
+    """What `quantguard selftest` tries on this gate."""
+
+    faults: list[str] = Field(
+        default_factory=list, description="name or name:key=value,...; default: the whole catalogue."
+    )
+    must_catch: list[str] = Field(
+        default=["catastrophic"],
+        description="Faults or severities (catastrophic, clear, subtle) that must not be missed.",
+    )
+    clean_runs: int = Field(default=3, ge=1, description="Runs without a fault; an alarm in one is false.")
+    prompts: int = Field(default=8, ge=1, description="How many of the suite's prompts are asked.")
+
+
 class GateConfig(Model):
     """One gate: who the reference is, who is on trial, and what must hold."""
 
@@ -341,6 +355,7 @@ class GateConfig(Model):
     accuracy: AccuracyConfig
     self_consistency: SelfConsistencyConfig = SelfConsistencyConfig()
     speed: SpeedConfig | None = Field(default=SpeedConfig(), description="null: nothing is timed.")
+    selftest: SelftestConfig = SelftestConfig()
 
     @field_validator("name")
     @classmethod

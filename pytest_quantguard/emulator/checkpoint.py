@@ -30,11 +30,16 @@ from pytest_quantguard.emulator.linear import ActivationQuantizer, Linear
 from pytest_quantguard.emulator.model_config import ModelConfig
 from pytest_quantguard.emulator.published import PublishedWeights
 from pytest_quantguard.emulator.quantization_config import read_quantization_config
-from pytest_quantguard.emulator.quantize import QuantizationPlan, kv_cache_format, plan_quantization
+from pytest_quantguard.emulator.quantize import (
+    KV_CACHE_KEY,
+    QuantizationPlan,
+    kv_cache_format,
+    plan_quantization,
+)
 from pytest_quantguard.emulator.tensor_files import ComputeType, TensorFolder, read_plain_weight
 from pytest_quantguard.errors import ModelError
 
-__all__ = ["Checkpoint", "ModelConfig", "WeightHook", "load_checkpoint"]
+__all__ = ["Checkpoint", "ModelConfig", "WeightHook", "load_checkpoint", "module_formats"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -197,6 +202,23 @@ def load_checkpoint(
         _allocate(checkpoint, group, shapes, files)
         checkpoint._load(group, weight_hook)
     return checkpoint
+
+
+def module_formats(
+    folder: Path,
+    *,
+    quantization: str | Mapping[str, str] | None = None,
+    kv_cache_dtype: str = "auto",
+    dtype: ComputeType = "bfloat16",
+) -> dict[str, str]:
+    """The format of every linear layer by name, and that of the key/value cache by "kv_cache", without
+    reading a weight. Arguments and errors as of `load_checkpoint`.
+    """
+    config = ModelConfig.from_folder(folder)
+    source, _, stored_cache = _open_weights(TensorFolder(folder), config, dtype, quantization)
+    cache = stored_cache if kv_cache_dtype == "auto" else kv_cache_format(kv_cache_dtype, "kv_cache_dtype")
+    formats = {name: source.format_name(name) for name in linear_shapes(config)}
+    return formats | {KV_CACHE_KEY: cache}
 
 
 def _open_weights(
