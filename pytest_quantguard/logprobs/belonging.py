@@ -74,8 +74,9 @@ def _distance(pairs: Sequence[tuple[TopLogprobs, TopLogprobs]]) -> Float64:
     """float64 [pairs]: mean Jensen-Shannon divergence over evenly spaced common positions."""
     width_a, width_b = min(a.width for a, _ in pairs), min(b.width for _, b in pairs)
     positions = [_sample(min(a.positions, b.positions)) for a, b in pairs]
-    stacked_a = _stack([a for a, _ in pairs], positions, width_a)
-    stacked_b = _stack([b for _, b in pairs], positions, width_b)
+    vocab_size = max(rows.vocab_size for pair in pairs for rows in pair)  # they may differ by padding
+    stacked_a = _stack([a for a, _ in pairs], positions, width_a, vocab_size)
+    stacked_b = _stack([b for _, b in pairs], positions, width_b, vocab_size)
     owner = np.repeat(np.arange(len(pairs)), [at.size for at in positions])
     sums = np.bincount(owner, weights=compare(stacked_a, stacked_b).js, minlength=len(pairs))
     means: Float64 = sums / np.bincount(owner, minlength=len(pairs))
@@ -86,7 +87,9 @@ def _sample(positions: int) -> Int64:
     return np.unique(np.linspace(0, positions - 1, min(SAMPLED_POSITIONS, positions)).astype(np.int64))
 
 
-def _stack(parts: Sequence[TopLogprobs], positions: Sequence[Int64], width: int) -> TopLogprobs:
+def _stack(
+    parts: Sequence[TopLogprobs], positions: Sequence[Int64], width: int, vocab_size: int
+) -> TopLogprobs:
     """Some rows of several prompts as one, without their tokens: these differ between prompts by nature."""
     chosen = list(zip(parts, positions, strict=True))
     count = sum(at.size for at in positions)
@@ -94,7 +97,7 @@ def _stack(parts: Sequence[TopLogprobs], positions: Sequence[Int64], width: int)
         token_ids=np.concatenate([rows.token_ids[at, :width] for rows, at in chosen]),
         logprobs=np.concatenate([rows.logprobs[at, :width] for rows, at in chosen]),
         chosen_ids=np.zeros(count, np.int32),
-        vocab_size=max(rows.vocab_size for rows in parts),
+        vocab_size=vocab_size,
         chosen_logprobs=np.full(count, np.nan, np.float32),
     )
 

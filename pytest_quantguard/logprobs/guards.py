@@ -34,6 +34,7 @@ GUARDS: Mapping[str, str] = MappingProxyType(
         "normalized": "no row's probabilities sum to more than 1",
         "captured_mass": "the top-K holds at least a minimum of probability",
         "reference_tokens": "the scored tokens are the reference's",
+        "reference_logprob": "the scored token's own log-probability agrees with the row",
         "row_identity": "rows match their own prompt better than any other",
         "vocabulary": "both sides have the same vocabulary, but for padding",
         "quantized": "a candidate that should be quantized differs from the reference by more than noise",
@@ -45,6 +46,9 @@ MAX_LOGPROB = 1e-6
 SENTINEL = -1e30
 MAX_MASS = 1.01
 """Log-probabilities computed in BF16 miss 1 by up to about a percent."""
+
+LOGPROB_TOLERANCE = 0.01
+"""Both are read from one distribution; a real server states them equal to the bit."""
 
 CAPTURED_MASS_FLOOR = 0.05
 """A flat distribution (a dead output layer) holds K / V in its top-K: 0.005 for 256 of 49,152."""
@@ -149,6 +153,7 @@ def _check_prompt(
         yield violation
     if usable:
         yield from _check_mass(rows, place, captured_mass_floor)
+        yield from _check_chosen(rows, place)
     other = rows.chosen_ids != expected
     if other.any():
         at = int(np.argmax(other))
@@ -227,6 +232,30 @@ def _check_ids(rows: TopLogprobs, place: _Place) -> Iterator[Violation]:
             affected,
             f"rank {rank} is more probable than rank {rank - 1} ({second:g} after {first:g})",
             rank=rank,
+        )
+
+
+def _check_chosen(rows: TopLogprobs, place: _Place) -> Iterator[Violation]:
+    """The scored token's value against its entry in the row, or the row's end where it has none."""
+    hits = rows.token_ids == rows.chosen_ids[:, None]
+    in_top = _rows_with(hits)
+    listed = np.take_along_axis(rows.logprobs, hits.argmax(axis=1)[:, None], axis=1)[:, 0]
+    stated, least = rows.chosen_logprobs, rows.logprobs[:, -1]
+    off = np.where(in_top, np.abs(stated - listed), stated - least)
+    bad = np.asarray(off > LOGPROB_TOLERANCE, bool)  # NaN, not stated, is not above
+    if bad.any():
+        row = int(np.argmax(bad))
+        token, value = int(rows.chosen_ids[row]), float(stated[row])
+        entry = f"{listed[row]:g} in the row"
+        if not in_top[row]:
+            entry = f"not in the row, which ends at {least[row]:g}"
+        yield place.violation(
+            "reference_logprob",
+            bad,
+            f"the scored token {token} has log-probability {value:g} but is {entry}: the row is another "
+            "position's, or a logit processor changed the distribution",
+            token=token,
+            value=value,
         )
 
 

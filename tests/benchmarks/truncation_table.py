@@ -3,7 +3,8 @@
     python tests/benchmarks/truncation_table.py BASELINE.npy nvfp4=NVFP4.npy dead_head=DEAD.npy [--top 256]
 
 Each file holds logits (or log-probabilities) of the whole vocabulary, [positions, vocabulary], for the same
-positions. Prints a Markdown table, one line per candidate.
+positions. The reference token of each is the baseline's most likely one, as in greedy decoding. Prints a
+Markdown table, one line per candidate.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def measure(
 ) -> Truncation:
     """Compare [positions, vocabulary] logits truncated to the `top` best with the whole vocabulary."""
     p, q = log_softmax(baseline_logits), log_softmax(logits)
-    found = compare(truncate(p, top), truncate(q, top))
+    reference = p.argmax(axis=1).astype(np.int32)
+    found = compare(truncate(p, top, reference), truncate(q, top, reference))
     return Truncation(
         true_kl=float((np.exp(p) * (p - q)).sum(axis=1).mean()),
         kl=float(found.kl.mean()),
@@ -65,16 +67,16 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Float64:
     return normalized
 
 
-def truncate(logprobs: Float64, top: int) -> TopLogprobs:
-    """The best `top` of each row, in float32 as a server returns them; the scored token is left open."""
+def truncate(logprobs: Float64, top: int, reference: npt.NDArray[np.int32]) -> TopLogprobs:
+    """The best `top` of each row and the reference token's own, in float32 as a server returns them."""
     positions, vocab = logprobs.shape
     order = np.argsort(-logprobs, axis=1, kind="stable")[:, : min(top, vocab)]
     return TopLogprobs(
         token_ids=order.astype(np.int32),
         logprobs=np.take_along_axis(logprobs, order, axis=1).astype(np.float32),
-        chosen_ids=np.zeros(positions, np.int32),
+        chosen_ids=reference,
         vocab_size=vocab,
-        chosen_logprobs=np.full(positions, np.nan, np.float32),
+        chosen_logprobs=logprobs[np.arange(positions), reference].astype(np.float32),
     )
 
 

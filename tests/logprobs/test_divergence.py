@@ -58,19 +58,27 @@ def rows_of(probabilities: list[list[float]], ids: list[list[int]], vocab: int) 
     narrower=st.integers(0, 8),
     sharpness=st.sampled_from([0.1, 1.0, 4.0, 15.0]),
     noise=st.sampled_from([0.0, 0.05, 1.0, 20.0]),
+    known=st.booleans(),
 )
 def test_equals_the_scalar_definitions(
-    seed: int, vocab: int, k: int, narrower: int, sharpness: float, noise: float
+    seed: int, vocab: int, k: int, narrower: int, sharpness: float, noise: float, known: bool
 ) -> None:
     p, q = random_pair(seed, vocab, sharpness=sharpness, noise=noise)
     k = min(k, vocab)
-    baseline = top(p, k)
-    candidate = top(q, max(1, k - narrower), baseline.chosen_ids)
+    chosen = np.random.default_rng(seed).integers(vocab, size=5).astype(np.int32)
+    baseline, candidate = top(p, k, chosen), top(q, max(1, k - narrower), chosen)
+    if not known:
+        nothing = np.full(5, np.nan, np.float32)
+        candidate = dataclasses.replace(candidate, chosen_logprobs=nothing, chosen_ids=_outside(candidate))
+        baseline = dataclasses.replace(baseline, chosen_ids=candidate.chosen_ids)
     found = compare(baseline, candidate)
     for t in range(5):
         a, b = as_dict(baseline, t), as_dict(candidate, t)
-        bucket, priced = scalar.kl_bounds(a, b, vocab)
+        bucket, _ = scalar.kl_bounds(a, b, vocab)
         assert found.kl_bucket[t] == pytest.approx(max(bucket, 0), abs=1e-9, rel=1e-9)
+        token = int(chosen[t])
+        both = (token, float(baseline.chosen_logprobs[t]), float(candidate.chosen_logprobs[t]))
+        bucket, priced = scalar.kl_bounds(a, b, vocab, both if known else None)
         assert found.kl[t] == pytest.approx(max(bucket, priced, 0), abs=1e-9, rel=1e-9)
         uniform = max(scalar.kl_uniform(a, b, vocab), 0)
         assert found.kl_uniform[t] == pytest.approx(uniform, abs=1e-9, rel=1e-9)
@@ -81,11 +89,18 @@ def test_equals_the_scalar_definitions(
         missing = sum(np.exp(value) for token, value in a.items() if token not in b)
         assert found.missing_mass[t] == pytest.approx(missing, abs=1e-12)
         assert found.agreement[t] == (int(p[t].argmax()) == int(q[t].argmax()))
-        token = int(baseline.chosen_ids[t])
+        if not known:
+            continue
         assert found.probability_shift[t] == pytest.approx(
             math.exp(q[t, token]) - math.exp(p[t, token]), abs=1e-5
         )
         assert found.log_probability_drop[t] == pytest.approx(p[t, token] - q[t, token], abs=1e-4)
+
+
+def _outside(rows: TopLogprobs) -> np.ndarray:
+    """Per row an id that is not in its top-K (or any, where all are)."""
+    missing = [set(range(rows.vocab_size)) - set(row.tolist()) for row in rows.token_ids]
+    return np.array([min(ids) if ids else 0 for ids in missing], np.int32)
 
 
 logits = hnp.arrays(
@@ -114,13 +129,17 @@ def test_never_exceeds_the_true_divergence(
     }[kind]
     p, q = log_softmax(first), log_softmax(second)
     vocab = p.shape[1]
-    baseline = top(p, min(k, vocab))
-    found = compare(baseline, top(q, min(other_k, vocab), baseline.chosen_ids))
+    chosen = rng.integers(vocab, size=p.shape[0]).astype(np.int32)
+    baseline, candidate = top(p, min(k, vocab), chosen), top(q, min(other_k, vocab), chosen)
+    found = compare(baseline, candidate)
     truth, true_middle = true_kl(p, q), true_js(p, q)
-    # float32 log-probabilities of magnitude x carry x * 6e-8; the unseen masses are floored at 1e-6.
-    assert (found.kl <= truth + 2e-5 + 1e-6 * truth).all()
-    assert (found.kl >= found.kl_bucket).all()
+    # float32 log-probabilities of magnitude x carry x * 6e-8.
+    assert (found.kl <= truth + 1e-6 + 1e-6 * truth).all()
+    assert (found.kl >= found.kl_bucket - 1e-6).all()
     assert (found.kl_bucket >= 0).all()
+    untold = np.full(chosen.shape, np.nan, np.float32)
+    less = compare(baseline, dataclasses.replace(candidate, chosen_logprobs=untold))
+    assert (found.kl >= less.kl - 1e-6).all()
     assert (found.js <= true_middle + 2e-5).all()
     assert (found.js >= 0).all()
     assert (found.js <= math.log(2)).all()
@@ -253,6 +272,20 @@ def test_the_reference_token_is_looked_up_where_the_server_did_not_say() -> None
     half = compare(told, rows)
     assert np.isnan(half.probability_shift).tolist() == [False, True, True]
     assert half.log_probability_drop[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_stated_reference_token_outside_the_top_sharpens_the_bound() -> None:
+    """P is sure of token 0, which Q puts far below its top-2: only the stated probability tells how far."""
+    baseline = dataclasses.replace(
+        rows_of([[0.9, 0.05]], [[0, 1]], 10), chosen_logprobs=np.log(np.float32([0.9]))
+    )
+    candidate = rows_of([[0.6, 0.2]], [[2, 3]], 10)
+    told = dataclasses.replace(candidate, chosen_logprobs=np.log(np.float32([1e-8])))
+    untold_bound = 0.9 * math.log(0.9 / 0.2) + 0.05 * math.log(0.05 / 0.2) + 0.05 * math.log(0.05)
+    assert compare(baseline, candidate).kl[0] == pytest.approx(untold_bound, abs=1e-6)
+    told_bound = 0.9 * math.log(0.9 / 1e-8) + 0.05 * math.log(0.05 / 0.2) + 0.05 * math.log(0.05)
+    assert compare(baseline, told).kl[0] == pytest.approx(told_bound, abs=1e-5)
+    assert compare(baseline, told).kl_uniform[0] == compare(baseline, candidate).kl_uniform[0]
 
 
 def test_a_narrower_candidate_is_compared_with_what_came() -> None:
