@@ -13,7 +13,7 @@ import pytest
 
 import pytest_quantguard
 from pytest_quantguard.errors import ConfigError, QuantguardError
-from pytest_quantguard.gate.items import BrokenGate, CheckItem, Gate, GateItem
+from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.report.progress import ThrottledLines
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.results import CheckResult, RunResult
@@ -98,6 +98,7 @@ class GateHooks:
         self.state = state
         self.results: list[RunResult] = []
         self.problems: list[str] = []
+        self.remarks: list[str] = []
 
     def pytest_report_header(self) -> list[str]:
         """One line per config."""
@@ -126,9 +127,22 @@ class GateHooks:
         except ConfigError as error:
             return [BrokenGate.of(session, error)]
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """A user's test that takes our fixtures runs once for each config."""
+        if "quantguard" not in metafunc.fixturenames:
+            return
+        try:
+            names = [trial.config.name for trial in self.state.trials()]
+        except ConfigError:
+            return  # The collection error says it.
+        if len(names) > 1:
+            metafunc.parametrize("quantguard", names, indirect=True, scope="session")
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Of our tests keep those that were named on the command line, if any were."""
+        if self.state.options.worker is not None:
+            self._name_sharers(items)
         if not self.state.selection:
             return
         dropped = [
@@ -140,6 +154,17 @@ class GateHooks:
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item not in dropped]
+
+    def _name_sharers(self, items: list[pytest.Item]) -> None:
+        """Under xdist, mark users' tests that need a gate's server, as xdist marks its own groups."""
+        for item in items:
+            if not isinstance(item, GateItem) and "quantguard" in getattr(item, "fixturenames", ()):
+                callspec = getattr(item, "callspec", None)
+                name = callspec.params["quantguard"] if callspec is not None else self._only_name()
+                item._nodeid = f"{item.nodeid}@{name}"  # type: ignore[attr-defined]
+
+    def _only_name(self) -> str:
+        return self.state.trials()[0].config.name
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Remember what was selected, to know at the end what is missing."""
@@ -156,17 +181,20 @@ class GateHooks:
         crash = getattr(report.longrepr, "reprcrash", None)
         if isinstance(item, GateItem) and crash is not None:
             crash.message = crash.message.removeprefix("Failed: ").split("\n", 1)[0]
+        if isinstance(item, Errand) and call.when == "call" and item.said:
+            report.quantguard_said = item.said  # type: ignore[attr-defined]
         if isinstance(item, CheckItem) and (call.when == "call" or not report.passed):
             found = _found(item, call, report)
             sent = {"config": item.gate.name, "check": found.model_dump(mode="json")}
             report.quantguard = sent  # type: ignore[attr-defined]
             if call.when == "call":
                 figures = ((name, getattr(found, name)) for name in ("metric", "value", "bound"))
-                report.user_properties += [pair for pair in figures if pair[1] is not None]
+                item.user_properties += [pair for pair in figures if pair[1] is not None]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep it; runs in the controller under xdist."""
+        self.remarks += filter(None, [getattr(report, "quantguard_said", None)])
         found = getattr(report, "quantguard", None)
         if found is not None:
             self.state.record(found["config"], CheckResult.model_validate(found["check"]))
@@ -200,6 +228,8 @@ class GateHooks:
             terminalreporter.section(f"quantguard: {result.name}", sep="=")
             for line in render(result, width=terminalreporter._tw.fullwidth):
                 terminalreporter.line(line.text, **line.markup)
+        for remark in self.remarks:
+            terminalreporter.line(f"quantguard: {remark}", green=True)
         for problem in self.problems:
             terminalreporter.line(problem, red=True)
 

@@ -17,6 +17,7 @@ from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.gate.validity import judge_quantized, judge_validity, require_valid
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import METRICS, Metric, metric_change, metric_intervals
+from pytest_quantguard.measure.cells import CellMeasurement
 from pytest_quantguard.measure.consistency import SelfComparison, compare_with_itself
 from pytest_quantguard.measure.drift import DriftMeasurement, measure_drift
 from pytest_quantguard.measure.identity import describe_server, environment_changes
@@ -66,16 +67,33 @@ def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
         noise_floor=trial.baseline().noise_floor.get(key, {}).get(metric.name),
         smallest_detectable=_detectable(interval),
     )
-    result = _result(check, verdict, metric)
+    jitter = _jitter(trial, key, metric)
+    result = _result(check, verdict, metric).model_copy(
+        update={"extra": {"repeats": jitter} if jitter else {}}
+    )
     if verdict.passed:
         return result
     _require_judged(trial, verdict, f"accuracy.{metric.name}")
     cells = trial.baseline().cells[key], trial.measurement(key).cell
     details = [
+        *(labelled("own jitter", _spread(jitter)) if jitter else []),
         *bullets("diagnosis", diagnose_trial(trial)),
         *describe_worst(trial, metric, divergence, *cells, names=("bf16", "candidate")),
     ]
     return _failed(trial, result, f"{_where(key)}: {_headline(verdict, check.bound.limit, metric)}.", details)
+
+
+def _jitter(trial: Trial, key: CellKey, metric: Metric) -> list[float]:
+    """The metric in each repeat, if the cell is measured more than once."""
+    if trial.options.repeats < 2:
+        return []
+    return [
+        metric.of(trial.comparison(key, repeat=repeat).divergence) for repeat in range(trial.options.repeats)
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{number(min(values))} to {number(max(values))} in {len(values)} measurements of the candidate"
 
 
 def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
@@ -91,7 +109,7 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     verdict = _decide_increase(metric, change, rule.max_increase, rule.decision)
     between = compared.between.aggregate("kl_mean")
     beyond = rule.max_kl is not None and between > rule.max_kl
-    result = _result(check, verdict, metric, rule.max_increase).model_copy(
+    result = _result(check, verdict, metric).model_copy(
         update={
             "extra": {
                 "comparison": check.comparison,
@@ -125,33 +143,42 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
 
 
 def _compare_with_itself(trial: Trial, check: Check) -> SelfComparison:
+    """The comparison; of several repeats, the one that lies farthest from the first."""
     key, comparison = check.cell, check.comparison
     assert key is not None
     assert comparison is not None
-    first, second = _self_pair(trial, key, comparison)
-    for one, _, _ in (first, second):
-        require_valid(trial, one)
-    ours, theirs = (trial.measurement(one, warm=warm, repeat=repeat) for one, warm, repeat in (first, second))
+    one, *others = _self_measurements(trial, key, comparison)
+    for cell, warm, repeat in (one, *others):
+        require_valid(trial, cell, warm=warm, repeat=repeat)
+
+    def compare_to(other: tuple[CellKey, bool, int]) -> SelfComparison:
+        baseline = trial.baseline().cells
+        return compare_with_itself(
+            comparison, _measured(trial, one), _measured(trial, other), baseline=baseline
+        )
 
     def compared() -> SelfComparison:
-        return compare_with_itself(comparison, ours, theirs, baseline=trial.baseline().cells)
+        return max(map(compare_to, others), key=lambda found: found.between.aggregate("kl_mean"))
 
     return trial.once(("self", key, comparison), compared)
 
 
-def _self_pair(
-    trial: Trial, key: CellKey, comparison: str
-) -> tuple[tuple[CellKey, bool, int], tuple[CellKey, bool, int]]:
-    """(cell, warm, repeat) of what is held against, and of what is on trial."""
+def _measured(trial: Trial, part: tuple[CellKey, bool, int]) -> CellMeasurement:
+    cell, warm, repeat = part
+    return trial.measurement(cell, warm=warm, repeat=repeat)
+
+
+def _self_measurements(trial: Trial, key: CellKey, comparison: str) -> list[tuple[CellKey, bool, int]]:
+    """(cell, warm, repeat) of what is held against, then of what is on trial."""
     match comparison:
         case "decode_against_prefill":
-            return (CellKey("prefill", key.batch_size), False, 0), (key, False, 0)
+            return [(CellKey("prefill", key.batch_size), False, 0), (key, False, 0)]
         case "batch":
-            return (CellKey(key.phase, min(trial.config.suite.batch_sizes)), False, 0), (key, False, 0)
+            return [(CellKey(key.phase, min(trial.config.suite.batch_sizes)), False, 0), (key, False, 0)]
         case "warm_cache":
-            return (key, False, 0), (key, True, 0)
+            return [(key, False, 0), (key, True, 0)]
         case _:
-            return (key, False, 0), (key, False, 1)
+            return [(key, False, repeat) for repeat in range(max(2, trial.options.repeats))]
 
 
 def _judge_drift(trial: Trial, check: Check) -> CheckResult:
@@ -172,7 +199,6 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
         headline = f"since the accepted run {_grown(metric, change, allowed)}"
     else:
         assert check.bound is not None
-        allowed = None
         verdict = decide(
             metric=f"{metric.name} from the accepted run",
             value=metric.of(moved.between),
@@ -182,7 +208,7 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
             interval=intervals_of(trial, ("drift", key), moved.between).get(metric.name),
         )
         headline = f"accepted run against candidate: {_headline(verdict, check.bound.limit, metric)}"
-    result = _result(check, verdict, metric, allowed).model_copy(
+    result = _result(check, verdict, metric).model_copy(
         update={"extra": _drift_figures(check, change, moved)}
     )
     if verdict.passed:
@@ -247,12 +273,14 @@ def intervals_of(
 
 
 def _decide_increase(metric: Metric, change: PairedChange, allowed: Increase, decision: Decision) -> Verdict:
+    """Any share of nothing is nothing: where the value was zero, no increase at all is allowed."""
+    from_zero = allowed.relative and change.relative is None
     return decide_drift(
         metric=metric.name,
         change=change,
         better=metric.better,
-        max_increase=allowed.amount,
-        relative=allowed.relative,
+        max_increase=0.0 if from_zero else allowed.amount,
+        relative=allowed.relative and not from_zero,
         decision=decision,
     )
 
@@ -269,7 +297,7 @@ def _detectable(interval: Interval | None) -> float | None:
     return smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters)
 
 
-def _result(check: Check, verdict: Verdict, metric: Metric, increase: Increase | None = None) -> CheckResult:
+def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
     outcome: Outcome = "passed" if verdict.passed else "failed"
     interval = verdict.interval
     return CheckResult(
@@ -278,7 +306,7 @@ def _result(check: Check, verdict: Verdict, metric: Metric, increase: Increase |
         phase=check.cell.phase if check.cell else None,
         batch_size=check.cell.batch_size if check.cell else None,
         metric=metric.name,
-        unit=RELATIVE if increase is not None and increase.relative else metric.unit,
+        unit=RELATIVE if verdict.metric.startswith("relative ") else metric.unit,
         value=verdict.value,
         bound=verdict.bound,
         bound_side="max" if verdict.better == "lower" else "min",

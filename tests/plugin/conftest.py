@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,30 +14,35 @@ import pytest
 import yaml
 
 import pytest_quantguard.gate.hooks  # noqa: F401 - once here, not anew in every run inside this process
+from pytest_quantguard.config_file import load_config
+from pytest_quantguard.gate.capture import record_baseline
+from pytest_quantguard.gate.trial import Trial, TrialOptions
 from tests.plugin.toy_server import Toy, serve
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "then",
-    "it",
-    "sleeps",
-    "for",
-    "a",
-    "while",
-    "under",
-    "some",
-    "old",
-    "tree",
-]
+WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps a while".split()  # noqa: SIM905
+PROMPTS = "".join(
+    json.dumps({"id": f"p{i}", "task": "toy", "text": " ".join(WORDS[i : i + 5])}) + "\n" for i in range(8)
+)
+
+
+def toy_config(reference_url: str, candidate_url: str) -> dict[str, Any]:
+    """A gate over two toys."""
+    return {
+        "version": 1,
+        "name": "toy",
+        "reference": {"backend": "attach", "url": reference_url},
+        "candidate": {"backend": "attach", "url": candidate_url, "expect": {"quantization": "fp8"}},
+        "baseline": "baseline",
+        "suite": {
+            "prompts": "prompts.jsonl",
+            "score_tokens": 8,
+            "top_logprobs": 16,
+            "batch_sizes": [1, 4],
+            "repeats": 2,
+        },
+        "accuracy": {"kl_mean": {"max": 0.1}, "agreement": {"min": 0.5}},
+        "speed": None,
+    }
 
 
 @dataclass
@@ -52,10 +58,10 @@ class Project:
     def folder(self) -> Path:
         return self.pytester.path
 
-    def write(self, name: str = "gate.yaml", **changes: Any) -> Path:
+    def write(self, file: str = "gate.yaml", /, **changes: Any) -> Path:
         """Write the config with top-level sections replaced or (...) removed."""
         merged = {key: value for key, value in {**self.config, **changes}.items() if value is not ...}
-        path = self.folder / name
+        path = self.folder / file
         path.write_text(yaml.safe_dump(merged, sort_keys=False))
         return path
 
@@ -72,31 +78,35 @@ class Project:
         return loaded
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The baseline of a toy without noise."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "prompts.jsonl").write_text(PROMPTS)
+    with serve(Toy()) as url:
+        (folder / "gate.yaml").write_text(yaml.safe_dump(toy_config(url, url)))
+        config = load_config(folder / "gate.yaml")
+        record_baseline(Trial(config, folder / "gate.yaml", TrialOptions(folder / "out"), lambda _: None))
+    return folder / "baseline"
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A project without a baseline."""
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("BUILD_NUMBER", raising=False)
     reference, candidate = Toy(), Toy(noise=0.1, quantization="fp8")
-    lines = [json.dumps({"id": f"p{i}", "task": "toy", "text": " ".join(WORDS[i : i + 5])}) for i in range(8)]
-    (pytester.path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (pytester.path / "prompts.jsonl").write_text(PROMPTS)
     pytester.makeini("[pytest]\naddopts = -p no:cacheprovider\n")
     with ExitStack() as stack:
         urls = [stack.enter_context(serve(toy)) for toy in (reference, candidate)]
-        config = {
-            "version": 1,
-            "name": "toy",
-            "reference": {"backend": "attach", "url": urls[0]},
-            "candidate": {"backend": "attach", "url": urls[1], "expect": {"quantization": "fp8"}},
-            "baseline": "baseline",
-            "suite": {
-                "prompts": "prompts.jsonl",
-                "score_tokens": 8,
-                "top_logprobs": 16,
-                "batch_sizes": [1, 4],
-                "repeats": 2,
-            },
-            "accuracy": {"kl_mean": {"max": 0.1}, "agreement": {"min": 0.5}},
-            "speed": None,
-        }
-        project = Project(pytester, reference, candidate, config)
+        project = Project(pytester, reference, candidate, toy_config(*urls))
         project.write()
         yield project
+
+
+@pytest.fixture
+def captured(project: Project, recorded: Path) -> Project:
+    """A project with its baseline."""
+    shutil.copytree(recorded, project.folder / "baseline")
+    return project

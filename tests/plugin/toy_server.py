@@ -7,6 +7,7 @@ would, the other settings are defects.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class Toy:
     noise: float = 0.0
     decode_noise: float = 0.0
     quantization: str | None = None
+    jitter: float = 0.0
     nan: bool = False
     swap_rows_from: int | None = None
     dies_after: int | None = None
@@ -38,6 +40,7 @@ class Toy:
         logits = np.random.default_rng(key).normal(0, 2.5, VOCABULARY)
         spread = self.noise + (self.decode_noise if decode else 0.0)
         logits += spread * np.random.default_rng([*key, 99]).normal(0, 1, VOCABULARY)
+        logits += self.jitter * np.random.default_rng([*key, self.requests]).normal(0, 1, VOCABULARY)
         return logits - np.log(np.exp(logits).sum())
 
     def info(self) -> dict[str, Any]:
@@ -126,7 +129,8 @@ def serve(toy: Toy) -> Iterator[str]:
             if self.path == "/generate":
                 toy.requests += 1
                 if toy.dies_after is not None and toy.requests > toy.dies_after:
-                    self.connection.close()
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
                     return
                 self._send(toy.generate(body))
             elif self.path == "/flush_cache":
