@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -192,6 +193,27 @@ def test_a_server_that_does_not_answer_in_time_is_reported() -> None:
         client = Client(url, vocab_size=VOCAB_SIZE, request_timeout=0.2)
         with client, pytest.raises(ServerError, match=r"within 0.2 s; raise request_timeout"):
             client.generate([PROMPT])
+
+
+def test_http_and_https_mixed_up_are_explained() -> None:
+    with ScriptedServer(replying((200, b"[]"))) as server:
+        client = Client(server.url.replace("http:", "https:"), vocab_size=VOCAB_SIZE)
+        with client, pytest.raises(ServerError, match=r"no TLS connection to .*; does it speak plain http"):
+            client.generate([PROMPT])
+    with socket.create_server(("127.0.0.1", 0)) as tls:
+
+        def alert() -> None:
+            connection, _ = tls.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x15\x03\x01\x00\x02\x02\x46")  # a TLS server's "protocol version" alert
+
+        thread = threading.Thread(target=alert)
+        thread.start()
+        client = Client(f"http://127.0.0.1:{tls.getsockname()[1]}", vocab_size=VOCAB_SIZE)
+        with client, pytest.raises(ServerDiedError, match="if it speaks TLS, write https://"):
+            client.generate([PROMPT])
+        thread.join()
 
 
 def test_api_key_travels_and_its_absence_is_explained() -> None:
