@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from pytest_quantguard.baseline.recording import Cell, CellKey, NoiseFloor, PromptRecord
 from pytest_quantguard.config import Phase
+from pytest_quantguard.logprobs.arrays import TopLogprobs
 from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.logprobs.lookup import Lookup
 from pytest_quantguard.logprobs.metrics import metric_change
 from pytest_quantguard.measure.consistency import SelfComparison
 from pytest_quantguard.measure.drift import DriftMeasurement
@@ -137,21 +139,27 @@ def fit_logit_scale(baseline: Cell, candidate: Cell) -> LogitScale:
     """Does the candidate answer the baseline's log-probabilities times a constant, as a temperature makes
     them?
     """
-    spreads: list[tuple[float, float, float]] = []
-    for ours, theirs in zip(baseline.rows, candidate.rows, strict=True):
-        for row in range(ours.positions):
-            _, left, right = np.intersect1d(
-                ours.token_ids[row], theirs.token_ids[row], assume_unique=True, return_indices=True
-            )
-            if left.size < 2:
-                continue
-            x = ours.logprobs[row, left].astype(np.float64)
-            y = theirs.logprobs[row, right].astype(np.float64)
-            x, y = x - x.mean(), y - y.mean()
-            if not x.any() or not y.any():
-                continue
-            xx, xy, yy = float(x @ x), float(x @ y), float(y @ y)
-            spreads.append(((yy / xx) ** 0.5, xy / xx, xy * xy / (xx * yy)))
-    if not spreads:
+    lookup = Lookup(max(rows.vocab_size for cell in (baseline, candidate) for rows in cell.rows))
+    parts = [_spreads(*pair, lookup) for pair in zip(baseline.rows, candidate.rows, strict=True)]
+    spreads = np.concatenate(parts)
+    if spreads.size == 0:
         return LogitScale(1.0, 1.0, 0.0)
     return LogitScale(*np.median(spreads, axis=0).tolist())
+
+
+def _spreads(ours: TopLogprobs, theirs: TopLogprobs, lookup: Lookup) -> Float64:
+    """float64 [rows, 3]: stretch, slope and fit of each row where both sides vary over what they share."""
+    place = lookup.find(ours.token_ids, theirs.token_ids)
+    shared = place >= 0
+    count = np.maximum(shared.sum(axis=1, keepdims=True), 1)
+
+    def centred(values: Float64) -> Float64:
+        kept = np.where(shared, values, 0.0)
+        return np.where(shared, kept - kept.sum(axis=1, keepdims=True) / count, 0.0)
+
+    x = centred(ours.logprobs.astype(np.float64))
+    y = centred(np.take_along_axis(theirs.logprobs, np.maximum(place, 0), axis=1).astype(np.float64))
+    xx, xy, yy = (np.einsum("ij,ij->i", a, b) for a, b in ((x, x), (x, y), (y, y)))
+    known = (xx > 0) & (yy > 0)
+    xx, xy, yy = xx[known], xy[known], yy[known]
+    return np.stack([np.sqrt(yy / xx), xy / xx, xy * xy / (xx * yy)], axis=1)

@@ -52,9 +52,14 @@ def reference() -> Reference:
     return Reference(prompts, cells)
 
 
-@pytest.fixture(scope="module", params=[None, "nvfp4"], ids=["fp8-kv", "nvfp4-fp8-kv"])
+SCHEMES = pytest.mark.parametrize("candidate", [None, "nvfp4"], ids=["fp8-kv", "nvfp4-fp8-kv"], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def candidate(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
-    with engine_client(TINY, quantization=request.param, kv_cache_dtype="fp8_e4m3") as client:
+    with engine_client(
+        TINY, quantization=getattr(request, "param", "nvfp4"), kv_cache_dtype="fp8_e4m3"
+    ) as client:
         yield client
 
 
@@ -106,6 +111,7 @@ def changes(seen: Observations) -> set[str]:
     return {name for name, pair in pairs.items() if clearly_worse(*pair, noise=seen.noise_of(PREFILL))}
 
 
+@SCHEMES
 def test_a_sound_candidate_shows_no_pattern(candidate: EngineClient, reference: Reference) -> None:
     seen = observe(candidate, reference)
     assert all(divergence.aggregate("kl_mean") > 0.005 for divergence in seen.cells.values())
@@ -113,6 +119,7 @@ def test_a_sound_candidate_shows_no_pattern(candidate: EngineClient, reference: 
     assert diagnose(seen) == ()
 
 
+@SCHEMES
 @pytest.mark.parametrize(
     "faulty",
     [("decode_position_off_by_one",), ("kv_read_unscaled",)],
@@ -127,6 +134,7 @@ def test_a_decode_fault_shows_in_decode_only(faulty: EngineClient, reference: Re
     assert "Decode is worse than prefill" in found[0].sentence
 
 
+@SCHEMES
 @pytest.mark.parametrize("faulty", [("cached_page_stale",)], ids=["page"], indirect=True)
 def test_a_cache_fault_shows_in_the_warm_check_only(faulty: EngineClient, reference: Reference) -> None:
     seen = observe(faulty, reference)
@@ -134,6 +142,7 @@ def test_a_cache_fault_shows_in_the_warm_check_only(faulty: EngineClient, refere
     assert [diagnosis.rule for diagnosis in diagnose(seen)] == ["prefix_cache"]
 
 
+@SCHEMES
 @pytest.mark.parametrize("faulty", [("rows_zero_at_batch:every=2",)], ids=["rows"], indirect=True)
 def test_a_batch_fault_shows_in_batches_only(faulty: EngineClient, reference: Reference) -> None:
     seen = observe(faulty, reference)
