@@ -11,7 +11,8 @@ from pytest_quantguard.errors import RequestRejectedError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """vocab_size: logits per row. context_length: of the model. cache_tokens: of the key/value cache."""
+    """vocab_size: logits per row. context_length: of the model. cache_tokens: of the longest
+    sequence that fits into the key/value cache."""
 
     vocab_size: int
     context_length: int
@@ -57,11 +58,11 @@ def _check_lengths(request: SequenceRequest, limits: Limits) -> None:
             f"{prompt} prompt tokens and {new} new ones exceed the model's context of "
             f"{limits.context_length} tokens",
         )
-    if prompt + new > limits.cache_tokens:
+    if prompt + max(new, 1) > limits.cache_tokens:
         raise _refused(
             request,
-            f"{prompt} prompt tokens and {new} new ones exceed the key/value cache of "
-            f"{limits.cache_tokens} tokens; raise max_total_tokens",
+            f"{prompt} prompt tokens and {new} new ones exceed the {limits.cache_tokens} that one "
+            "sequence may hold in the key/value cache; raise max_total_tokens",
         )
 
 

@@ -127,6 +127,14 @@ class KeyValueCache:
             capacity *= 2
         return capacity
 
+    @property
+    def largest_sequence(self) -> int:
+        """Tokens of the longest sequence that fits."""
+        capacity = _SMALLEST_CAPACITY
+        while 2 * capacity <= self.max_total_tokens:
+            capacity *= 2
+        return capacity if capacity <= self.max_total_tokens else 0
+
     def allocate(self, lengths: list[int]) -> list[Slot] | None:
         """Slots for sequences that will hold up to these many tokens each, or None while memory is short.
 

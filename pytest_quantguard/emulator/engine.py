@@ -70,7 +70,7 @@ class Engine:
             max_total_tokens=max_total_tokens,
             max_cached_tokens=max_cached_tokens if radix_cache else 0,
         )
-        self._limits = Limits(config.vocab_size, config.max_position_embeddings, max_total_tokens)
+        self._limits = Limits(config.vocab_size, config.max_position_embeddings, self._cache.largest_sequence)
         self._max_running = max_running_requests
         self._chunk = chunked_prefill_size
         self._radix_cache = radix_cache
@@ -209,7 +209,7 @@ class Engine:
                 run, done = self._commands.popleft()
             try:
                 done.set_result(run())
-            except QuantguardError as error:
+            except Exception as error:
                 done.set_exception(error)
 
     def _drop_aborted(self) -> None:
@@ -256,8 +256,8 @@ class Engine:
 
     def _allocate(self, requests: list[SequenceRequest]) -> list[Slot] | None:
         """Slots for all, or for as many as an idle engine can hold; None if the running ones must end
-        first."""
-        lengths = [len(request.input_ids) + request.new_tokens for request in requests]
+        first. The last new token needs no room."""
+        lengths = [len(request.input_ids) + max(request.new_tokens - 1, 0) for request in requests]
         slots = self._cache.allocate(lengths)
         while slots is None and not self._active and len(lengths) > 1:
             lengths.pop()
@@ -424,6 +424,7 @@ class Engine:
         """Hand over a final result; where a fault acts on whole batches, once the batch is complete."""
         with self._changed:
             group = self._groups.pop(handle.request.rid)
+            self._aborted.discard(handle.request.rid)
         group.finished[handle.request.rid] = result
         if self._model.hooks.batch_result:
             self._publish_batch(group)

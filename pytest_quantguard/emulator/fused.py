@@ -48,7 +48,8 @@ class FusedLinear:
 
     @property
     def quantizes_input(self) -> bool:
-        """Whether any part quantizes its input: with one scale per batch, rows then depend on each other."""
+        """Whether any part quantizes its input: with one scale per batch, rows then depend on each
+        other."""
         return any(part.activation is not None for part in self._parts)
 
     @property

@@ -107,7 +107,11 @@ class Model:
             if any(rule.concerns(name) for rule in (*self._hooks.weight, *hooks.weight))
         ]
         if concerned:
-            self.checkpoint.reload(concerned, hooks.apply_weights)
+            try:
+                self.checkpoint.reload(concerned, hooks.apply_weights)
+            except Exception:
+                self.checkpoint.reload(concerned, self._hooks.apply_weights)
+                raise
         self._hooks = hooks
         self._build()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pytest_quantguard.emulator.batch import ForwardBatch
 from pytest_quantguard.emulator.engine import SequenceRequest, SequenceResult
-from pytest_quantguard.emulator.hooks import Hooks
+from pytest_quantguard.emulator.formats import FORMATS
+from pytest_quantguard.emulator.hooks import Hooks, WeightRule
 from pytest_quantguard.errors import RequestRejectedError, ServerError
 
 from .conftest import Running, full_rows
@@ -494,6 +496,47 @@ class TestEnds:
         for left, right in zip(clean, together, strict=True):
             np.testing.assert_allclose(full_rows(left), full_rows(right), atol=2e-5)
 
+    def test_an_aborted_id_can_be_used_again(self, running: Start, tokens: Tokens) -> None:
+        one = running()
+        request = one.request(tokens(5), max_new_tokens=3, ignore_eos=True)
+        handle = one.engine.submit(request, lambda _sequence: one.engine.abort(request.rid))
+        assert handle.result(10).finish_reason == {"type": "abort", "message": "Aborted by request"}
+        assert len(one.engine.submit(request).result(10).output_ids) == 3
+
+
+class TestSwitching:
+    def test_weights_stay_as_they_were_if_reading_them_fails(self, running: Start, tokens: Tokens) -> None:
+        one = running(quantization="nvfp4")
+        clean = one.score(tokens(9))
+        calls = []
+
+        def break_later(group: Any) -> Any:
+            calls.append(sorted(group))
+            if len(calls) == 4:
+                raise RuntimeError("cannot read")
+            return {
+                name: FORMATS["bf16"].quantize([np.zeros(tensor.shape, np.float32)])[0]
+                for name, tensor in group.items()
+            }
+
+        with pytest.raises(RuntimeError, match="cannot read"):
+            one.engine.switch_hooks(
+                Hooks(weight=[WeightRule(lambda name: "lm_head" not in name, break_later)])
+            )
+        assert len(calls) == 4
+        np.testing.assert_array_equal(one.score(tokens(9)), clean)
+
+    def test_only_concerned_modules_are_read_again(self, running: Start) -> None:
+        one = running(quantization="nvfp4")
+        seen: list[str] = []
+
+        def look(group: Any) -> Any:
+            seen.extend(group)
+            return group
+
+        one.engine.switch_hooks(Hooks(weight=[WeightRule(lambda name: name.endswith("0.mlp.up_proj"), look)]))
+        assert seen == ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+
 
 REFUSED = {
     "input_ids is empty; at least one token is needed": {"input_ids": ()},
@@ -533,10 +576,19 @@ def test_impossible_requests_are_refused_before_anything_runs(running: Start, me
 
 
 def test_a_request_larger_than_the_cache_is_refused(running: Start) -> None:
-    with pytest.raises(
-        RequestRejectedError, match="exceed the key/value cache of 100 tokens; raise max_total_tokens"
-    ):
-        running(max_total_tokens=100).engine.submit(SequenceRequest("big", (4,) * 90, max_new_tokens=20))
+    """Slots are powers of two: 64 is the largest within 100."""
+    one = running(max_total_tokens=100)
+    message = "exceed the 64 that one sequence may hold in the key/value cache; raise max_total_tokens"
+    with pytest.raises(RequestRejectedError, match=message):
+        one.engine.submit(SequenceRequest("big", (4,) * 60, max_new_tokens=5))
+    assert one.engine.submit(SequenceRequest("fits", (4,) * 60, max_new_tokens=4)).result(10).output_ids
+
+
+def test_the_longest_request_fits_even_when_a_fault_lengthens_it(running: Start) -> None:
+    one = running(max_total_tokens=64, faults=("double_bos:token=5",))
+    for new in (0, 1, 5):
+        (result,) = one.run([[4] * (64 - max(new, 1))], max_new_tokens=new, ignore_eos=True)
+        assert len(result.output_ids) == new
 
 
 def test_an_id_in_use_is_refused(running: Start) -> None:

@@ -152,7 +152,7 @@ class RowsPermuted(Fault):
     name = "rows_permuted"
     summary = "the answers of a batch come back in another order"
     shows_in = "batch sizes above 1"
-    source = "variant of flashinfer issue 3398"
+    source = "a variant of our own"
     severity_by_default: ClassVar[Severity] = "catastrophic"
     shift: int = 1
 
@@ -202,7 +202,7 @@ class SlowStep(Fault):
     name = "slow_step"
     summary = "forward passes take longer than they should"
     shows_in = "speed"
-    source = "variant: any kernel that lost its fast path"
+    source = "a variant of our own: any kernel that lost its fast path"
     severity_by_default: ClassVar[Severity] = "clear"
     share: float = 0.3
     phase: Literal["all", "prefill", "decode"] = "all"
@@ -226,7 +226,7 @@ class Runaway(Fault):
     name = "runaway"
     summary = "the end-of-sequence token is never chosen"
     shows_in = "generation"
-    source = "variant: a chat template or stop-token list that lost the end token"
+    source = "a variant of our own: a chat template or stop-token list that lost the end token"
     severity_by_default: ClassVar[Severity] = "catastrophic"
 
     def register(self, hooks: Hooks) -> None:

@@ -166,7 +166,7 @@ class DecodeGain(ModuleFault):
     name = "decode_gain"
     summary = "one matrix product is off by a factor for decode rows only"
     shows_in = "decode"
-    source = "variant of flashinfer issue 3398"
+    source = "a variant of our own"
     severity_by_default: ClassVar[Severity] = "subtle"
     gain: float = 0.85
 
@@ -274,7 +274,7 @@ class ChunkKVUnscaled(CacheFault):
     name = "chunk_kv_unscaled"
     summary = "keys and values of the second prefill chunk and later ones are stored without their scale"
     shows_in = "prompts longer than a prefill chunk"
-    source = "variant of SGLang issue 18818"
+    source = "a variant of our own"
     severity_by_default: ClassVar[Severity] = "catastrophic"
     scale: float = 8.0
 
