@@ -26,7 +26,7 @@ from pytest_quantguard.errors import BaselineError, ConfigError
 from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_cell
 from pytest_quantguard.measure.comparison import noise_floor
 from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
-from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
+from pytest_quantguard.measure.decode import choose_decode
 from pytest_quantguard.measure.identity import describe_environment, describe_model, describe_server
 from pytest_quantguard.prompts.suite import PromptSuite
 from pytest_quantguard.serving.answers import Capabilities
@@ -132,33 +132,6 @@ def accept(
         prompts=baseline.prompts,
         cells={key: parts[0] for key, parts in repeated.items()},
         noise_floor=noise_floor(repeated),
-    )
-
-
-def measure_jitter(
-    server: Server,
-    prompts: Sequence[PromptRecord],
-    first: CellMeasurement,
-    *,
-    top_logprobs: int,
-    decode: DecodeChoice | None,
-    repeats: int,
-    progress: Progress | None = None,
-) -> tuple[CellMeasurement, ...]:
-    """The same cell again, until it was measured `repeats` times with `first`: the server's run-to-run
-    noise.
-    """
-    return tuple(
-        measure_cell(
-            server.client,
-            prompts,
-            first.key,
-            top_logprobs=top_logprobs,
-            decode=decode,
-            warm=first.warm,
-            progress=_prefixed(progress, f"repeat {repeat} of {repeats}: "),
-        )
-        for repeat in range(2, repeats + 1)
     )
 
 

@@ -3,12 +3,11 @@
 No judgement here. With quantized activations two correct kernels differ a lot from each other, position by
 position, while both stay equally far from BF16; so what a check judges first is the change of the
 divergence *from the baseline*, position by position (`before` and `after`), and the divergence between the
-two ways only where the candidate's own noise is small (`own_noise`).
+two ways (`between`) only where the candidate repeats itself closely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,18 +67,6 @@ def compare_with_itself(
         bits=compare_bits(one.cell.rows, other.cell.rows),
         evidence=_evidence(check, one, other),
     )
-
-
-def own_noise(repeats: Sequence[CellMeasurement]) -> float | None:
-    """The candidate's own mean KL from run to run, at its worst; None where nothing was repeated.
-
-    Where this is small against its divergence from BF16, the server repeats itself, and a divergence
-    between two ways of asking means something; where it is not, only the paired change does.
-    """
-    if len(repeats) < 2:
-        return None
-    first = repeats[0].cell
-    return max(compare_cells(first, repeat.cell).divergence.aggregate("kl_mean") for repeat in repeats[1:])
 
 
 def _reference(baseline: Cells, measurement: CellMeasurement, instead: CellMeasurement) -> Cell:

@@ -15,7 +15,7 @@ from pytest_quantguard.config import GateConfig
 from pytest_quantguard.errors import BaselineError, ConfigError, InvalidAnswerError
 from pytest_quantguard.logprobs.divergence import compare
 from pytest_quantguard.logprobs.metrics import METRICS
-from pytest_quantguard.measure.capture import accept, capture, cell_keys, measure_jitter
+from pytest_quantguard.measure.capture import accept, capture, cell_keys
 from pytest_quantguard.measure.cells import measure_cell
 from pytest_quantguard.measure.comparison import compare_cells, noise_floor
 from pytest_quantguard.measure.decode import DecodeChoice
@@ -218,16 +218,14 @@ def test_accept_makes_a_recording_of_the_candidate(tmp_path: Path) -> None:
     baseline = capture(ToyServer(), SUITE, config)
     candidate = ToyServer(ToyClient(perturb=jitter(0.05)))
     measurements = measured(candidate, baseline, config)
-    again = measure_jitter(
-        candidate, baseline.prompts, measurements[0], top_logprobs=8, decode=None, repeats=3
-    )
-    assert len(again) == 2
+    key = measurements[0].key
+    again = [measure_cell(candidate.client, baseline.prompts, key, top_logprobs=8) for _ in range(2)]
     accepted = accept(
         measurements,
         config=config,
         capabilities=candidate.capabilities,
         baseline=baseline,
-        repeats={measurements[0].key: [repeat.cell for repeat in again]},
+        repeats={key: [repeat.cell for repeat in again]},
     )
     assert accepted.manifest.kind == "accepted"
     assert accepted.manifest.model.quantization == "nvfp4"

@@ -12,7 +12,7 @@ from pytest_quantguard.errors import BaselineError, InvalidAnswerError
 from pytest_quantguard.logprobs.divergence import compare
 from pytest_quantguard.measure.capture import accept, capture
 from pytest_quantguard.measure.cells import measure_cell
-from pytest_quantguard.measure.consistency import compare_with_itself, own_noise
+from pytest_quantguard.measure.consistency import compare_with_itself
 from pytest_quantguard.measure.decode import DecodeChoice
 from pytest_quantguard.measure.drift import measure_drift, require_same_texts
 from pytest_quantguard.measure.identity import environment_changes
@@ -94,21 +94,6 @@ def test_a_batch_size_that_was_not_recorded_is_held_against_the_other() -> None:
     assert comparison.after.kl == pytest.approx(expected)
     with pytest.raises(InvalidAnswerError, match="the baseline has no decode cell"):
         compare_with_itself("batch", cell(client, "decode", 1), cell(client, "decode", 3), baseline={})
-
-
-def test_own_noise() -> None:
-    assert own_noise([cell(ToyClient(), "prefill", 1)]) is None
-    assert own_noise([cell(ToyClient(), "prefill", 1) for _ in range(3)]) == 0
-    client = ToyClient(perturb=jitter(0.1))
-    repeats = [cell(client, "prefill", 1) for _ in range(3)]
-    noise = own_noise(repeats)
-    expected = [
-        np.concatenate(
-            [compare(a, b).kl for a, b in zip(repeats[0].cell.rows, r.cell.rows, strict=True)]
-        ).mean()
-        for r in repeats[1:]
-    ]
-    assert noise == pytest.approx(max(expected))
 
 
 def accepted_run(client: ToyClient):
