@@ -78,6 +78,7 @@ class Resampler:
         self._resamples = resamples
         self._seed = seed
         self._draws: dict[int, Float64] = {}
+        self._left_out: dict[int, Float64] = {}
 
     def draws(self, clusters: int) -> Float64:
         """float64 [resamples, clusters]: how often each cluster was drawn; each row sums to `clusters`."""
@@ -88,6 +89,10 @@ class Resampler:
             counts = np.bincount(flat.ravel(), minlength=self._resamples * clusters)
             self._draws[clusters] = counts.reshape(self._resamples, clusters).astype(np.float64)
         return self._draws[clusters]
+
+    def left_out(self, clusters: int) -> Float64:
+        """float64 [clusters, clusters]: reweightings that each leave one cluster out."""
+        return self._left_out.setdefault(clusters, 1.0 - np.eye(clusters))
 
 
 def bootstrap_intervals(
@@ -108,8 +113,10 @@ def bootstrap_intervals(
     prepared: dict[int, ClusteredValues] = {}
     intervals: dict[str, Interval | None] = {}
     for name, column in columns.items():
-        data = prepared.setdefault(id(column.values), ClusteredValues(column.values, clusters))
-        intervals[name] = _interval(column, data, resampler, confidence)
+        key = id(column.values)  # metrics of one array share its sorting
+        if key not in prepared:
+            prepared[key] = ClusteredValues(column.values, clusters)
+        intervals[name] = _interval(column, prepared[key], resampler, confidence)
     return intervals
 
 
@@ -132,7 +139,7 @@ def _interval(
         error = error / (2 * value) if value > 0 else 0.0
     else:
         drawn = aggregate.reweighted(data, resampler.draws(data.count))
-        left_out = aggregate.reweighted(data, leave_one_out(data.count))
+        left_out = aggregate.reweighted(data, resampler.left_out(data.count))
         low, high, error, method = bca_interval(value, drawn, left_out, confidence)
         note = _tail_note(aggregate, data.values.size)
     low, high = max(low, column.limits[0]), min(high, column.limits[1])
@@ -243,11 +250,6 @@ def resampled_standard_error(drawn: Float64, clusters: int) -> float:
     if drawn.min() == drawn.max():
         return 0.0
     return float(drawn.std() * math.sqrt(clusters / (clusters - 1)))
-
-
-def leave_one_out(clusters: int) -> Float64:
-    """float64 [clusters, clusters]: reweightings that each leave one cluster out."""
-    return 1.0 - np.eye(clusters)
 
 
 def _tail_note(aggregate: Aggregate, positions: int) -> str | None:

@@ -32,7 +32,7 @@ class ClusteredValues:
         self.labels: Int64 = labels.astype(np.int64)
         self.count = int(distinct.size)
         self.sizes = np.bincount(self.labels, minlength=self.count).astype(np.float64)
-        self._order = _OrderStatistics(self.values, self.labels, self.count) if self.count else None
+        self._order: _OrderStatistics | None = None
 
     def sums(self, values: Float64) -> Float64:
         """float64 [count]: sum over each cluster of `values` [T], which are a function of `self.values`."""
@@ -40,9 +40,12 @@ class ClusteredValues:
         return sums
 
     def order_statistics(self, weights: Float64, ranks: Int64) -> Float64:
-        """float64 [R]: for each reweighting float64 [R, count] the value of rank int64 [R], from 0."""
+        """float64 [R]: for each reweighting float64 [R, count] the value of rank int64 [R], from 0.
+
+        There is at least one value.
+        """
         if self._order is None:
-            raise ValueError("no values")
+            self._order = _OrderStatistics(self.values, self.labels, self.count)
         return self._order.take(weights, ranks)
 
 
@@ -58,22 +61,25 @@ class _OrderStatistics:
         flat = self._labels + np.repeat(np.arange(blocks), _BLOCK) * (count + 1)
         per_block = np.bincount(flat, minlength=blocks * (count + 1)).reshape(blocks, count + 1)
         self._per_block = per_block[:, :count].T.astype(np.float64)
-        self._cumulated: tuple[Float64, Float64] | None = None
+        self._cumulated: dict[int, tuple[Float64, Float64, Float64]] = {}
 
     def take(self, weights: Float64, ranks: Int64) -> Float64:
-        cumulated = self._cumulate(weights)
+        cumulated, padded = self._cumulate(weights)
         rows = np.arange(weights.shape[0])
         block = np.minimum((cumulated <= ranks[:, None]).sum(axis=1), cumulated.shape[1] - 1)
         before = np.where(block > 0, cumulated[rows, block - 1], 0.0)
         members = block[:, None] * _BLOCK + np.arange(_BLOCK)
-        padded = np.concatenate([weights, np.zeros((weights.shape[0], 1))], axis=1)
         counts = np.cumsum(padded[rows[:, None], self._labels[members]], axis=1)
         place = np.minimum((counts <= (ranks - before)[:, None]).sum(axis=1), _BLOCK - 1)
         taken: Float64 = self._sorted[block * _BLOCK + place]
         return taken
 
-    def _cumulate(self, weights: Float64) -> Float64:
-        """float64 [R, blocks]: drawn values up to the end of each block; kept for the next quantile."""
-        if self._cumulated is None or self._cumulated[0] is not weights:
-            self._cumulated = (weights, np.cumsum(weights @ self._per_block, axis=1))
-        return self._cumulated[1]
+    def _cumulate(self, weights: Float64) -> tuple[Float64, Float64]:
+        """float64 [R, blocks], drawn values up to the end of each block; float64 [R, count + 1].
+
+        Kept for the next quantile under the same weights; they are held too, so that their id stays theirs.
+        """
+        if id(weights) not in self._cumulated:
+            padded = np.concatenate([weights, np.zeros((weights.shape[0], 1))], axis=1)
+            self._cumulated[id(weights)] = (weights, np.cumsum(weights @ self._per_block, axis=1), padded)
+        return self._cumulated[id(weights)][1:]
