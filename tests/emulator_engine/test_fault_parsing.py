@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,14 @@ def test_optional_parameters_take_none() -> None:
     registry: dict[str, type[Fault]] = {"example": Example}
     assert parse_fault("example:limit=none", registry) == Example(limit=None)
     assert parse_fault("example:limit=7", registry) == Example(limit=7)
+
+
+def test_the_documentation_lists_every_fault_as_it_is() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert list(rows) == list(FAULTS)
+    for name, kind in FAULTS.items():
+        assert f"| {kind.summary} | {kind().severity} | {kind.shows_in} |" in rows[name]
+        for parameter in (*(field.name for field in dataclasses.fields(kind)), *kind.variants):
+            assert f"`{parameter}" in rows[name], name
+        assert rows[name].endswith(f"| {kind.source} |")

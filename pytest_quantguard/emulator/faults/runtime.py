@@ -187,7 +187,7 @@ class KVFnuz(CacheFault):
     summary = "cached values are off by a factor of 2 (E4M3 fn against fnuz)"
     shows_in = "all phases and batch sizes"
     source = "vLLM pull request 31713"
-    severity_by_default: ClassVar[Severity] = "clear"
+    severity_by_default: ClassVar[Severity] = "catastrophic"
     variants = ("factor=2",)
     factor: float = 0.5
 
@@ -237,7 +237,7 @@ class KVReadUnscaled(CacheFault):
     severity_by_default: ClassVar[Severity] = "catastrophic"
     variants = ("phase=all", "read=key_scale")
     k_scale: float = 0.25
-    v_scale: float = 0.125
+    v_scale: float = 0.2
     read: Literal["one", "key_scale"] = "one"
     phase: Phases = "decode"
 
