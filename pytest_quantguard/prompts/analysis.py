@@ -111,6 +111,10 @@ class MixDistance:
     low_meaning: float
     vocabulary: float
 
+    def to_json(self) -> dict[str, float]:
+        """Plain values by name."""
+        return asdict(self)
+
 
 def analyze(prompts: Sequence[Prompt], *, name: str = "prompts", encode: Encode | None = None) -> Analysis:
     """Analyze prompts; those given as token ids alone count in lengths only.

@@ -14,9 +14,9 @@ import random
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -68,6 +68,19 @@ class CalibrationSet:
     def found(self) -> dict[Kind, int]:
         """The number of each kind that the prompts are, measured anew."""
         return dict(Counter(kind_of(prompt) for prompt in self.prompts))
+
+    def to_json(self) -> dict[str, Any]:
+        """The mix as wanted and found, and what was removed."""
+        found = self.found()
+        kinds = sorted(self.wanted.keys() | found.keys())
+        return {
+            "prompts": len(self.prompts),
+            "kinds": [
+                {**kind._asdict(), "wanted": self.wanted.get(kind, 0), "found": found.get(kind, 0)}
+                for kind in kinds
+            ],
+            "removed": [asdict(removal) for removal in self.removed],
+        }
 
 
 def kind_of(prompt: Prompt) -> Kind:

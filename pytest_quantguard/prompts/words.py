@@ -66,6 +66,11 @@ WORDS: Mapping[Language, tuple[str, ...]] = {
     "zh": tuple(dict.fromkeys(_CHINESE.split())),
 }
 
+_GIVEN = """
+Anna Tom Mirela Jonas Priya Kofi Lucia Haruto Elif Samuel Ines Marek
+Noor Oskar Petra Ravi Sofia Tariq Ursula Viktor Wanda Yusuf Zoe Bruno
+"""
+GIVEN_NAMES = tuple(_GIVEN.split())
 _BEGINNINGS = (
     "Bel",
     "Cor",
@@ -87,60 +92,34 @@ _MIDDLES = ("a", "e", "i", "o", "u", "an", "en", "ir", "or", "al", "est", "ond",
 _TOWN_ENDS = ("burg", "mouth", "wick", "stead", "haven", "dale", "ford", "minster", "gate", "holm")
 _RIVER_ENDS = ("na", "ra", "sel", "we", "lo", "mir", "ne", "dra")
 _SURNAME_ENDS = ("ov", "ley", "sen", "ton", "mann", "ski", "ard", "well", "quist", "ano")
-GIVEN_NAMES = (
-    *(
-        "Anna",
-        "Tom",
-        "Mirela",
-        "Jonas",
-        "Priya",
-        "Kofi",
-        "Lucia",
-        "Haruto",
-        "Elif",
-        "Samuel",
-        "Ines",
-        "Marek",
-    ),
-    *(
-        "Noor",
-        "Oskar",
-        "Petra",
-        "Ravi",
-        "Sofia",
-        "Tariq",
-        "Ursula",
-        "Viktor",
-        "Wanda",
-        "Yusuf",
-        "Zoe",
-        "Bruno",
-    ),
-)
 _CHINESE_PLACE = "青白清石龙凤云雾松柏竹梅兰金银铜玉水沙山川风雪星月日明安宁和平新古东西南北长远高深"
 _CHINESE_SURNAMES = "赵钱孙李周吴郑王冯陈褚卫蒋沈韩杨朱秦许何吕张孔曹严华金魏陶姜"
 _CHINESE_GIVEN = "文武明德志国建华伟强芳丽敏静秀英玉兰春梅晓东海波天宇思远嘉欣雨晨子轩"
 
 
-def town_name(rng: random.Random, language: Language) -> str:
-    """An invented town."""
+def town_name(rng: random.Random, language: Language, parts: int = 1) -> str:
+    """An invented town; more parts make longer names, of which there are more."""
     if language == "zh":
-        return "".join(rng.sample(_CHINESE_PLACE, 2)) + rng.choice("镇城村港")
-    return rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_TOWN_ENDS)
+        return "".join(rng.sample(_CHINESE_PLACE, 1 + parts)) + rng.choice("镇城村港")
+    return _invent(rng, parts) + rng.choice(_TOWN_ENDS)
 
 
-def river_name(rng: random.Random, language: Language) -> str:
-    """An invented river; in Chinese with the word for river."""
+def river_name(rng: random.Random, language: Language, parts: int = 1) -> str:
+    """An invented river, in Chinese with the word for river; parts as in `town_name`."""
     if language == "zh":
-        return "".join(rng.sample(_CHINESE_PLACE, 2)) + rng.choice("河江溪")
-    return rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_RIVER_ENDS)
+        return "".join(rng.sample(_CHINESE_PLACE, 1 + parts)) + rng.choice("河江溪")
+    return _invent(rng, parts) + rng.choice(_RIVER_ENDS)
+
+
+def _invent(rng: random.Random, parts: int) -> str:
+    return rng.choice(_BEGINNINGS) + "".join(rng.choice(_MIDDLES) for _ in range(parts))
 
 
 def surname(rng: random.Random, language: Language) -> str:
     """An invented family name; in Chinese a usual one."""
     if language == "zh":
         return rng.choice(_CHINESE_SURNAMES)
-    return rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_SURNAME_ENDS)
+    return _invent(rng, 1) + rng.choice(_SURNAME_ENDS)
 
 
 def given_name(rng: random.Random, language: Language) -> str:

@@ -166,6 +166,15 @@ def test_gold_is_proved_at_32k_tokens(task: str, language: Language) -> None:
     check(task, exercise)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("task", TASKS)
+def test_gold_is_proved_at_128k_tokens(task: str, language: Language) -> None:
+    exercise = make(task, 8, 131_072, language)
+    assert exercise is not None
+    check(task, exercise)
+
+
 # --- lengths and seeds ---
 
 

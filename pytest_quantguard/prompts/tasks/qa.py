@@ -62,6 +62,8 @@ def _towns(rng: random.Random, language: Language) -> Iterator[_Town]:
     rng.shuffle(wares)
     number = 0
     while True:
+        # The short names are used up after a while.
+        parts = 1 if number < 500 else 3
         first = wares[number % len(wares)]
         second = wares[(number // len(wares) + number) % len(wares)]
         ware = (
@@ -70,9 +72,9 @@ def _towns(rng: random.Random, language: Language) -> Iterator[_Town]:
             else (f"{first} and {second}" if language == "en" else first + second)
         )
         town = _Town(
-            town_name(rng, language),
+            town_name(rng, language, parts),
             person_name(rng, language),
-            river_name(rng, language),
+            river_name(rng, language, parts),
             rng.randint(1000, 1999) if number < 400 else rng.randint(2000, 99_999),
             ware,
         )

@@ -1,0 +1,80 @@
+"""`quantguard analyze`: say what is in a prompt set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_quantguard.commands import ExitCode, print_json
+
+if TYPE_CHECKING:
+    from pytest_quantguard.prompts.analysis import Analysis, Encode
+
+NAME = "analyze"
+SUMMARY = "say what is in a prompt set"
+DESCRIPTION = """Count the tasks of a prompt set (JSONL, or "builtin" for the built-in suite) and measure
+lengths, low-meaning text (random words, identifiers, digits, repetition), languages, duplicates, shared
+beginnings and vocabulary. With --against, also how far its mix is from another set's.
+Needs: pip install 'pytest-quantguard[analysis]'"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument(
+        "prompts", metavar="FILE|builtin", help="JSONL with text, prompt or question in each line"
+    )
+    parser.add_argument("--against", metavar="FILE|builtin", help="compare the mix with this set's")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="model folder; lengths are then counted, not estimated",
+    )
+    parser.add_argument(
+        "--size", type=int, default=32, help="number of built-in prompts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-prompt-tokens", type=int, default=512, help="their longest (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Analyze; raises `QuantguardError` for a file that holds no prompts, or without the extra."""
+    from pytest_quantguard.prompts.analysis import distance
+    from pytest_quantguard.prompts.analysis_text import format_analysis
+
+    encode = _encoder(arguments.tokenizer)
+    analysis = _analyze(arguments.prompts, arguments, encode)
+    against = None
+    if arguments.against:
+        against = (arguments.against, distance(analysis, _analyze(arguments.against, arguments, encode)))
+    if arguments.json:
+        found = analysis.to_json()
+        if against is not None:
+            found["against"] = {"name": against[0], **against[1].to_json()}
+        print_json(found)
+    else:
+        print(format_analysis(analysis, against))
+    return ExitCode.DONE
+
+
+def _analyze(prompts: str, arguments: argparse.Namespace, encode: Encode | None) -> Analysis:
+    from pytest_quantguard.prompts.analysis import analyze
+    from pytest_quantguard.prompts.builtin import builtin_prompts
+    from pytest_quantguard.prompts.suite import read_prompts
+
+    if prompts == "builtin":
+        found = builtin_prompts(size=arguments.size, max_prompt_tokens=arguments.max_prompt_tokens)
+    else:
+        found = read_prompts(Path(prompts))
+    return analyze(found, name=prompts, encode=encode)
+
+
+def _encoder(folder: Path | None) -> Encode | None:
+    if folder is None:
+        return None
+    from pytest_quantguard.prompts.tokenizer import ChatTokenizer
+
+    return ChatTokenizer(folder).encode
