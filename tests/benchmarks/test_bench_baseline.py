@@ -53,7 +53,8 @@ def test_bytes_per_position(bfloat16: bool, cells_stored: int) -> None:
     positions = 32 * 32 * cells_stored
     print(
         f"\n{'BF16' if bfloat16 else 'float32'} logits, {cells_stored} cells: "
-        f"{len(payload) / positions:.0f} bytes a position ({numpy_bytes(cells) / positions:.0f} as npz), exact, "
+        f"{len(payload) / positions:.0f} bytes a position "
+        f"({numpy_bytes(cells) / positions:.0f} as npz), exact, "
         f"{(encoded - start) / positions * 1e6:.0f} us a position to write, "
         f"{(finished - encoded) / positions * 1e6:.0f} to read"
     )
