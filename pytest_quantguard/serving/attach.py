@@ -20,8 +20,7 @@ PROCESS_MARKS = ("random_seed", "port", "host", "launch_command", "dp_size")
 
 
 def attach(config: AttachServer, progress: Progress | None) -> tuple[Client, Capabilities, tuple[str, ...]]:
-    """The client, what the server says of itself, and notes. Raises ServerStartError for an unexpected
-    server."""
+    """The client, what the server says of itself, and notes; ServerStartError for an unexpected server."""
     client = Client(config.url, api_key=config.api_key, request_timeout=config.request_timeout)
     try:
         _await_answer(client, config.startup_timeout, progress)

@@ -79,8 +79,7 @@ class Client:
         return read_answers(items, batch, top_logprobs=top_logprobs, vocab_size=self._known_vocab_size(body))
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache. A server that is still busy refuses; it is asked again for a few
-        seconds."""
+        """Empty the prefix cache. A server that is still busy refuses and is asked again for a while."""
         deadline = time.monotonic() + FLUSH_SECONDS
         for wait in backoff():
             try:
@@ -111,8 +110,10 @@ class Client:
         return text
 
     def probe(self) -> Capabilities:
-        """Ask the server what it is and can do, and remember it; fills in vocabulary and context length if
-        unknown."""
+        """Ask the server what it is and can do, and remember it.
+
+        Fills in `vocab_size` and `context_length` where they were not given.
+        """
         found = read_capabilities(self.transport)
         self.capabilities = found
         self.vocab_size = self.vocab_size or found.vocab_size

@@ -20,11 +20,9 @@ from pytest_quantguard.serving.answers import Answer, GenerateRequest
 from pytest_quantguard.serving.forced_payload import serialized_processor
 
 EXTRA_LOGPROBS = 3
-"""The forced token and the two sacrificed ids may take places of the top K; so many more are asked and
-dropped."""
+"""Places of the top K that the forced token and the two slots may take: asked in addition, dropped."""
 LIFT = 2.0
-"""What the processor raises the forced token to, above every log-probability, so that greedy decoding picks
-it."""
+"""What the processor raises the forced token to: above every log-probability, so that greedy picks it."""
 
 Slots = tuple[int, int]
 """The two sacrificed token ids: the first carries the forced token's own value, the second the value 0."""

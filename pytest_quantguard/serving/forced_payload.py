@@ -43,8 +43,7 @@ def pickle_of_class(source: str, class_name: str) -> bytes:
 
 @cache
 def serialized_processor() -> str:
-    """The value of the request field `custom_logit_processor`; always the same text, so that servers cache
-    it."""
+    """The request field `custom_logit_processor`; always the same text, so that servers cache it."""
     source = PROCESSOR_FILE.read_text(encoding="utf-8")
     return json.dumps({"callable": pickle_of_class(source, CLASS_NAME).hex()})
 

@@ -15,8 +15,7 @@ from typing import Any
 
 
 class ForcedDecode:
-    """What `CustomLogitProcessor.from_str` instantiates: called once per forward pass with the rows that
-    use it."""
+    """What SGLang instantiates and calls once per forward pass, with the rows of the requests that use it."""
 
     def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]] | None = None) -> Any:
         try:

@@ -33,8 +33,7 @@ def used_bytes() -> UsedBytes:
 
 
 def wait_until_freed(before: UsedBytes, *, seconds: float = WAIT_SECONDS) -> str | None:
-    """Return when no device uses more than it did `before` (plus slack); a sentence if it still does at the
-    end."""
+    """Wait until no device uses more than `before` plus slack; a sentence if one still does at the end."""
     deadline = time.monotonic() + seconds
     while before:
         over = [

@@ -78,8 +78,10 @@ class RunningServer:
             check_same_server(self.client, self.capabilities)
 
     def stop(self) -> None:
-        """End the server and every process of its tree; an attached server is left alone. May be called
-        twice."""
+        """End the server and every process of its tree, and see its GPU memory freed.
+
+        An attached server is left alone. May be called twice.
+        """
         self.client.close()
         if self._process is not None:
             self._process.stop()
@@ -193,8 +195,7 @@ def _check_identity(
 
 
 def same_model(found: str, asked: str) -> bool:
-    """Whether two model paths mean the same model: equal, the same folder, or a name and the folder it came
-    from."""
+    """Whether two model paths mean the same model: equal, of the same last name, or the same folder."""
     if found == asked or Path(found).name == Path(asked).name:
         return True
     with contextlib.suppress(OSError):

@@ -23,8 +23,7 @@ NOT_ARGUMENTS = frozenset({"internal_states", "startup_time", "kv_events", "hica
 
 
 def read_capabilities(transport: Transport) -> Capabilities:
-    """Ask /server_info, /model_info, /v1/models and /openapi.json. Raises ServerErrors where nothing
-    answers."""
+    """Ask /server_info, /model_info, /v1/models and /openapi.json; ServerErrors where nothing answers."""
     info = _first_of(transport, "/server_info", "/get_server_info")
     model = _first_of(transport, "/model_info", "/get_model_info")
     if info is None and model is None:
@@ -59,8 +58,7 @@ def read_capabilities(transport: Transport) -> Capabilities:
 
 
 def model_config(model_path: str | None, revision: str | None = None) -> Mapping[str, Any]:
-    """`config.json` of a model: of the folder, or of Hugging Face's cache on this machine; empty where
-    neither is."""
+    """`config.json` of a model folder, or of Hugging Face's cache on this machine; empty without either."""
     for path in _config_files(model_path, revision):
         try:
             config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,5 +1,4 @@
-"""A server's process tree as pytest sees it: started through the supervisor, watched, stopped to the last
-child."""
+"""A server's process tree as pytest sees it: started through the supervisor, watched, stopped wholly."""
 
 from __future__ import annotations
 

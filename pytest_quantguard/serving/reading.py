@@ -43,8 +43,7 @@ class _Place:
 
 
 def parse_json(body: bytes, what: str) -> Any:
-    """JSON of `body`. NaN and Infinity, which JSON has not, are reported as the non-finite values that they
-    are."""
+    """JSON of `body`. NaN and Infinity, which JSON has not, are reported as non-finite values."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -57,8 +56,7 @@ def parse_json(body: bytes, what: str) -> Any:
 
 
 def split_answers(body: bytes, batch: Sequence[GenerateRequest]) -> list[Any]:
-    """One JSON object per prompt of `batch`, in its order. Raises InvalidAnswerError for another number of
-    them."""
+    """One JSON object per prompt of `batch`, in order; InvalidAnswerError for another number of them."""
     items = parse_json(body, "the answer of /generate")
     if isinstance(items, dict) and len(batch) == 1:
         items = [items]
@@ -207,8 +205,7 @@ def _list_field(meta: Mapping[str, Any], name: str, place: _Place) -> list[Any]:
 
 
 def _chosen(entries: list[Any], place: _Place) -> tuple[Int32, Float32]:
-    """Ids int32 [n] and log-probabilities float32 [n] of `[[logprob|null, id, text|null], ...]`; null
-    becomes NaN."""
+    """Ids int32 [n] and values float32 [n] of `[[logprob|null, id, text|null], ...]`; null is NaN."""
     try:
         values = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
         ids = np.array([entry[1] for entry in entries], np.int32)

@@ -115,7 +115,7 @@ class Transport:
         self.url = normalize_url(url)
         self.request_timeout = request_timeout
         self.explain_death: Callable[[float], str | None] | None = None
-        """Set by who started the server: what became of its process, or None if it still runs after so many
+        """Set by who started the server: what became of its process; None if it still runs after that many
         seconds."""
         self._api_key = api_key
         self._last_used = 0.0
@@ -212,6 +212,8 @@ class Transport:
                 f"{self._death_note()}"
             ) from error
         except requests.RequestException as error:
+            if _never_connected(error):
+                raise ServerError(f"{what}: cannot connect to {self.url}: {error}") from error
             hint = "; if it speaks TLS, write https://" if self.url.startswith("http://") else ""
             raise ServerDiedError(
                 f"{what}: {self.url} dropped the connection before it answered (a dying server does "
@@ -255,6 +257,7 @@ class Transport:
 
 
 def backoff() -> Iterator[float]:
+    """Seconds to wait between tries, doubling from 0.05 to 2, without end."""
     wait = 0.05
     while True:
         yield wait
@@ -271,13 +274,15 @@ def _read_until(response: requests.Response, deadline: float) -> bytes:
     return b"".join(chunks)
 
 
-def _was_refused(error: BaseException) -> bool:
-    """Whether a connection was never made. requests hides the reason in urllib3's retry error."""
+def _never_connected(error: BaseException) -> bool:
+    """Whether no connection was made. requests hides the reason in urllib3's retry error."""
     reason = getattr(error.args[0], "reason", None) if error.args else None
-    if isinstance(reason, urllib3.exceptions.NewConnectionError):
-        cause: BaseException | None = reason
-        while cause is not None:
-            if isinstance(cause, ConnectionRefusedError):
-                return True
-            cause = cause.__cause__ or cause.__context__
-    return False
+    return isinstance(reason, urllib3.exceptions.NewConnectionError)
+
+
+def _was_refused(error: BaseException) -> bool:
+    """Whether the host answered that nothing listens there."""
+    cause: BaseException | None = error.args[0].reason if _never_connected(error) else None
+    while cause is not None and not isinstance(cause, ConnectionRefusedError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

@@ -187,6 +187,12 @@ def test_nothing_listening_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
             client.generate([PROMPT])
 
 
+def test_a_name_that_does_not_resolve_is_reported() -> None:
+    client = Client("http://no-such-host.invalid:1", vocab_size=VOCAB_SIZE)
+    with client, pytest.raises(ServerError, match=r"cannot connect to http://no-such-host.invalid:1"):
+        client.generate([PROMPT])
+
+
 def test_a_server_that_does_not_answer_in_time_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
