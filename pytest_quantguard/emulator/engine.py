@@ -350,7 +350,7 @@ class Engine:
         owners = np.searchsorted(ends, batch.logit_rows, side="right")
         for start in range(0, len(final), _LOGIT_ROWS):
             part = slice(start, min(start + _LOGIT_ROWS, len(final)))
-            logits = self._model.logits(final[part], batch)
+            logits = self._model.logits(final[part], batch, batch.logit_rows[part])
             self._score_part(
                 logits, batch.positions[batch.logit_rows[part]], [sequences[i] for i in owners[part]]
             )

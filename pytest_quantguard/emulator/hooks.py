@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,7 @@ import numpy.typing as npt
 from pytest_quantguard.emulator.batch import BatchEntry, ForwardBatch, Int32
 from pytest_quantguard.emulator.formats.base import QuantizedTensor
 from pytest_quantguard.emulator.linear import ActivationQuantizer
-
-if TYPE_CHECKING:
-    from pytest_quantguard.emulator.sequences import SequenceRequest, SequenceResult
+from pytest_quantguard.emulator.sequences import SequenceRequest, SequenceResult
 
 Float32 = npt.NDArray[np.float32]
 
@@ -31,7 +28,8 @@ ActivationHook = Callable[[str, ActivationQuantizer | None], ActivationQuantizer
 """(module name, how its input is quantized) -> how it is quantized instead."""
 
 LinearHook = Callable[[str, Float32, ForwardBatch], Float32]
-"""(module name, values [rows, features], batch) -> values of the same shape; may change them in place."""
+"""(module name, values [rows, features], batch) -> values of the same shape; may change them in place. For
+`lm_head` the batch's token ids and positions are those of the rows that have logits."""
 
 KeyValueScaleHook = Callable[[int, ForwardBatch, "KeyValueScales"], "KeyValueScales"]
 """(layer, batch, scales) -> the scales that are used; they matter only where the cache is quantized."""
@@ -66,13 +64,13 @@ place."""
 StepHook = Callable[[ForwardBatch, float], None]
 """(batch, seconds that the forward pass took), after the pass."""
 
-RequestHook = Callable[["SequenceRequest"], "SequenceRequest"]
+RequestHook = Callable[[SequenceRequest], SequenceRequest]
 """A request as the scheduler receives it -> the request that runs."""
 
-ResultHook = Callable[["SequenceRequest", "SequenceResult"], "SequenceResult"]
+ResultHook = Callable[[SequenceRequest, SequenceResult], SequenceResult]
 """(the request as it came, its result) -> the result that is answered."""
 
-BatchResultHook = Callable[[list["SequenceResult"]], list["SequenceResult"]]
+BatchResultHook = Callable[[list[SequenceResult]], list[SequenceResult]]
 """The results of one submitted batch, in the order of its requests -> the results that are answered."""
 
 

@@ -10,12 +10,12 @@ choosing tokens (sampling.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pytest_quantguard.emulator.attention import Attention, DecodeRun, decode_runs
-from pytest_quantguard.emulator.batch import ForwardBatch, Int32
+from pytest_quantguard.emulator.batch import ForwardBatch, Int32, Int64
 from pytest_quantguard.emulator.checkpoint import Checkpoint
 from pytest_quantguard.emulator.formats.kv_cache import KV_CACHE_FORMATS
 from pytest_quantguard.emulator.formats.rounding import round_bfloat16
@@ -140,15 +140,16 @@ class Model:
         self._norm(residual[wanted], branch[wanted], self._final_norm, final)
         return final
 
-    def logits(self, hidden: Float32, batch: ForwardBatch) -> Float32:
-        """hidden: float32 [rows, hidden_size], some of what `forward` gave -> float32 [rows, vocab_size].
+    def logits(self, hidden: Float32, batch: ForwardBatch, rows: Int64) -> Float32:
+        """float32 [len(rows), vocab_size], a buffer that the next call overwrites.
 
-        The result is a buffer that the next call overwrites.
+        hidden: float32 [len(rows), hidden_size], what `forward` gave for these rows of the batch.
         """
         logits = self._buffer("logits", len(hidden), self._lm_head.out_features)
+        batch = replace(batch, token_ids=batch.token_ids[rows], positions=batch.positions[rows])
         self._lm_head(hidden, logits, batch, self._hooks)
         if self._round is not None:
-            self._workers.each_block(len(hidden), lambda rows: round_in_place(logits[rows]))
+            self._workers.each_block(len(hidden), lambda part: round_in_place(logits[part]))
         for hook in self._hooks.logits:
             logits = hook(logits, batch)
         return logits

@@ -50,7 +50,8 @@ def show(title: str, figures: Figures, against: Figures) -> None:
         rate, memory = one["tokens"] / one["wall"], one["peak"] / other["peak"]
         wall, cpu = one["wall"] / other["wall"], one["cpu"] / other["cpu"]
         print(
-            f"  {case:15} {rate:8.0f} tokens/s, wall x{wall:.2f}, CPU x{cpu:.2f}, memory {one['peak']:.0f} MB x{memory:.2f}"
+            f"  {case:15} {rate:8.0f} tokens/s, wall x{wall:.2f}, CPU x{cpu:.2f}, "
+            f"memory {one['peak']:.0f} MB, x{memory:.2f}"
         )
 
 

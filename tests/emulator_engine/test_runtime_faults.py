@@ -25,6 +25,8 @@ FP8 = {"kv_cache_dtype": "fp8_e4m3"}
 
 VISIBLE: list[tuple[str, dict[str, object], set[tuple[str, int]]]] = [
     ("zero_row_nan:every=2", {}, EVERYWHERE),
+    ("zero_row_nan:every=2,module=*", {}, EVERYWHERE),
+    ("zero_row_nan:every=2,module=lm_head", {}, EVERYWHERE),
     ("zero_row_nan:every=1000", {}, set()),
     ("rows_zero_at_batch:every=4", {}, {("prefill", 8), ("decode", 8)}),
     ("rows_zero_at_batch:every=2,minimum=3", {}, {cell for cell in EVERYWHERE if cell[1] > 1}),
