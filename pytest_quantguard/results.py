@@ -80,6 +80,8 @@ class CellResult(Result):
     output_tokens: int
     cached_tokens: int
     metrics: dict[str, float] = {}
+    by_position: dict[str, dict[str, float]] = Field(default={}, description="Parts of the scored span.")
+    by_task: dict[str, dict[str, float]] = {}
     notes: list[str] = []
 
 

@@ -23,6 +23,15 @@ def diagnose_trial(trial: Trial) -> list[str]:
     }
     if not cells and not unusable:
         return []
+    comparisons, drifts = trial.known("self"), trial.known("drift")
+    permuted = _permuted(trial)
+    seen_so_far = ("diagnosis", len(cells), len(unusable), len(comparisons), len(drifts), len(permuted))
+    return trial.once(seen_so_far, lambda: _diagnose(trial, baseline, cells, unusable))
+
+
+def _diagnose(
+    trial: Trial, baseline: Recording, cells: dict[CellKey, Divergence], unusable: dict[CellKey, str]
+) -> list[str]:
     server = trial.running_server()
     seen = Observations(
         prompts=baseline.prompts,

@@ -14,6 +14,7 @@ import pytest
 import pytest_quantguard
 from pytest_quantguard.errors import ConfigError, QuantguardError
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
+from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.report.progress import ThrottledLines
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.results import CheckResult, RunResult
@@ -226,8 +227,10 @@ class GateHooks:
         """The table."""
         for result in self.results:
             terminalreporter.section(f"quantguard: {result.name}", sep="=")
-            for line in render(result, width=terminalreporter._tw.fullwidth):
+            verbose = terminalreporter.verbosity > 0
+            for line in render(result, width=terminalreporter._tw.fullwidth, verbose=verbose):
                 terminalreporter.line(line.text, **line.markup)
+            terminalreporter.line(f"  result     {shown_path(self.state.written[result.name])}")
         for remark in self.remarks:
             terminalreporter.line(f"quantguard: {remark}", green=True)
         for problem in self.problems:

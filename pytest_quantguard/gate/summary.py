@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,28 +17,33 @@ from pytest_quantguard.baseline.recording import Recording
 from pytest_quantguard.config import AttachServer, EmulatorServer
 from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.gate.diagnose import diagnose_trial
+from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.logprobs.buckets import by_position, by_task
+from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.results import CellResult, ServerResult, TrialResult
 
 HIDDEN = "***"
+PART_METRICS = ("kl_mean", "agreement")
 
 
 def summarize(trial: Trial) -> TrialResult:
     """Everything that is known so far; asks the server nothing and never fails."""
-    cells = _cells(trial)
+    cells, running = _cells(trial), trial.running_server()
+    server_notes = running.notes if running is not None else ()
     return TrialResult(
         name=trial.config.name,
         config_path=str(trial.config_path),
         config=_without_secrets(trial.config.model_dump(mode="json")),
         started=trial.started.isoformat(timespec="seconds"),
         candidate=_server(trial),
-        baseline_path=str(trial.config.baseline),
+        baseline_path=shown_path(trial.config.baseline),
         baseline=_manifest(trial.known_baseline()),
         accepted=_manifest(trial.known_accepted()),
         environment=_environment(),
         cells=cells,
         diagnosis=diagnose_trial(trial),
-        notes=list(dict.fromkeys(note for cell in cells for note in cell.notes)),
+        notes=list(dict.fromkeys([*server_notes, *(note for cell in cells for note in cell.notes)])),
     )
 
 
@@ -62,6 +68,8 @@ def _server(trial: Trial) -> ServerResult:
 
 def _cells(trial: Trial) -> list[CellResult]:
     found = []
+    baseline = trial.known_baseline()
+    tasks = [prompt.task for prompt in baseline.prompts] if baseline is not None else []
     for (key, warm, repeat), measurement in trial.measured().items():
         cost = measurement.cost
         try:
@@ -81,10 +89,16 @@ def _cells(trial: Trial) -> list[CellResult]:
                 output_tokens=cost.output_tokens,
                 cached_tokens=cost.cached_tokens,
                 metrics=comparison.divergence.aggregates() if comparison is not None else {},
+                by_position=_parts(by_position(comparison.divergence)) if comparison is not None else {},
+                by_task=_parts(by_task(comparison.divergence, tasks)) if comparison is not None else {},
                 notes=[*measurement.notes, *(comparison.notes if comparison is not None else ())],
             )
         )
     return found
+
+
+def _parts(parts: Mapping[str, Divergence]) -> dict[str, dict[str, float]]:
+    return {label: {name: part.aggregate(name) for name in PART_METRICS} for label, part in parts.items()}
 
 
 def _manifest(recording: Recording | None) -> dict[str, Any] | None:

@@ -28,14 +28,19 @@ class Line:
     markup: Mapping[str, bool] = field(default_factory=dict)
 
 
-def render(result: RunResult, *, width: int = 80) -> list[Line]:
-    """Verdict first, then the table, then what it may be and where the files are."""
+def render(result: RunResult, *, width: int = 80, verbose: bool = False) -> list[Line]:
+    """Verdict first, then the table, then what it may be. verbose: with the grounds of every verdict that
+    held.
+    """
     width = max(NARROWEST, min(width, WIDEST))
     lines = [_verdict(result)]
     if result.candidate is not None:
         lines += _wrapped(f"candidate  {result.candidate.title}", width)
     lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
     lines += _tables(result, width)
+    if verbose:
+        held = [check for check in result.checks if check.passed and check.message]
+        lines += [line for check in held for line in _wrapped(f"{check.id}: {check.message}", width)]
     lines += [
         line for sentence in result.diagnosis for line in _wrapped(f"diagnosis  {sentence}", width, bold=True)
     ]
