@@ -61,15 +61,11 @@ def answers(port: int) -> bool:
 
 def listener_of(port: int) -> psutil.Process | None:
     """The process that listens on the port, where this user may see it."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            for connection in process.net_connections("tcp"):
-                if (
-                    connection.status == psutil.CONN_LISTEN
-                    and connection.laddr
-                    and connection.laddr.port == port
-                ):
-                    return process
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
+            if listens and connection.pid is not None:
+                return psutil.Process(connection.pid)
     return None
 
 
