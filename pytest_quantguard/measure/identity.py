@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ SAYS_NOTHING_OF_NUMBERS = frozenset(
         *("port", "host", "nccl_port", "dist_init_addr", "random_seed", "log_level", "log_level_http"),
         *("model_path", "tokenizer_path", "served_model_name", "download_dir", "crash_dump_folder"),
         *("internal_states", "avg_request_latency", "last_gen_throughput", "load_time", "memory_usage"),
+        *("model_folder", "process_id", "running", "queued"),
     }
 )
-"""Server arguments that differ from start to start or machine to machine, and are not recorded."""
+"""Server arguments that differ from start to start or machine to machine, at any depth; they are not recorded."""
 
 
 def describe_model(asked_of: ServerConfig, capabilities: Capabilities, *, vocab_size: int) -> ModelRecord:
@@ -61,11 +63,19 @@ def describe_server(asked_of: ServerConfig, capabilities: Capabilities) -> Serve
         backend=asked_of.backend,
         kind=capabilities.kind,
         version=capabilities.version,
-        arguments={name: value for name, value in arguments.items() if name not in SAYS_NOTHING_OF_NUMBERS},
+        arguments=_that_bear_on_numbers(arguments),
         capabilities=said,
         device=capabilities.device,
         faults=list(asked_of.faults) if isinstance(asked_of, EmulatorServer) else [],
     )
+
+
+def _that_bear_on_numbers(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _that_bear_on_numbers(value) if isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+        if name not in SAYS_NOTHING_OF_NUMBERS
+    }
 
 
 def describe_environment() -> dict[str, str]:
