@@ -17,10 +17,20 @@ from pytest_quantguard.commands import (
     run,
     schema,
     selftest,
+    sensitivity,
 )
 from pytest_quantguard.errors import ConfigError, QuantguardError
 
-COMMANDS: tuple[ModuleType, ...] = (capture, run, accept, emulate, check_checkpoint, selftest, schema)
+COMMANDS: tuple[ModuleType, ...] = (
+    capture,
+    run,
+    accept,
+    emulate,
+    check_checkpoint,
+    selftest,
+    sensitivity,
+    schema,
+)
 """In the order of --help. Each has NAME, SUMMARY, DESCRIPTION, add_arguments(parser), execute(arguments)."""
 
 EXIT_CODES = """exit codes:

@@ -59,7 +59,8 @@ def execute(arguments: argparse.Namespace) -> int:
         prompts=arguments.prompts,
         full=arguments.full,
     )
-    result = run_selftest(config, arguments.config, options, ThrottledLines(tell, seconds=3))
+    lines = ThrottledLines(tell, seconds=3)
+    result = run_selftest(config, arguments.config, options, lines, announce=lines.always)
     if arguments.json:
         print_json(result.model_dump(mode="json") | {"passed": result.passed})
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_quantguard.baseline.recording import Cell, CellKey, PromptRecord, Recording, plan_batches
+from pytest_quantguard.baseline.recording import Cell, CellKey, Recording, plan_batches
 from pytest_quantguard.config import EmulatorServer, GateConfig
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.plan import Check, plan_checks
@@ -69,7 +69,8 @@ def plan_selftest(config: GateConfig, baseline: Recording, *, prompts: int | Non
     total = len(baseline.prompts)
     notes = []
     if prompts is not None and prompts < total:
-        baseline = select_prompts(baseline, _spread(baseline.prompts, prompts))
+        lengths = [prompt.token_ids.size for prompt in baseline.prompts]
+        baseline = select_prompts(baseline, spread_over_lengths(lengths, prompts))
         notes.append(f"{prompts} of the suite's {total} prompts are asked, spread over their lengths")
     count = len(baseline.prompts)
     sizes = _useful_sizes(config.suite.batch_sizes, count)
@@ -125,6 +126,13 @@ def rotate_prompts(recording: Recording, places: int) -> Recording:
     return select_prompts(recording, indices)
 
 
+def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
+    """Indices of `count` prompts, ascending, spread evenly over the ranks of their lengths."""
+    by_length = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    ranks = ((np.arange(count) + 0.5) * len(lengths) / count).astype(int)
+    return sorted(by_length[rank] for rank in ranks)
+
+
 def _emulated(config: GateConfig) -> EmulatorServer:
     candidate = config.candidate
     if not isinstance(candidate, EmulatorServer):
@@ -143,13 +151,6 @@ def _emulated(config: GateConfig) -> EmulatorServer:
 
 def _sets_chunk(candidate: EmulatorServer) -> bool:
     return any(key.lstrip("-").replace("-", "_") == CHUNK_ARGUMENT for key in candidate.server_args)
-
-
-def _spread(prompts: Sequence[PromptRecord], count: int) -> list[int]:
-    """Indices of `count` prompts, in their order, evenly spread over the ranks of their lengths."""
-    by_length = sorted(range(len(prompts)), key=lambda index: (prompts[index].token_ids.size, index))
-    ranks = ((np.arange(count) + 0.5) * len(prompts) / count).astype(int)
-    return sorted(by_length[rank] for rank in ranks)
 
 
 def _useful_sizes(sizes: Sequence[int], prompts: int) -> list[int]:

@@ -57,9 +57,15 @@ class SelftestOptions:
 
 
 def run_selftest(
-    config: GateConfig, config_path: Path, options: SelftestOptions, progress: Progress
+    config: GateConfig,
+    config_path: Path,
+    options: SelftestOptions,
+    progress: Progress,
+    announce: Progress | None = None,
 ) -> SelftestResult:
     """Try the gate of `config` on a clean and on faulty candidates.
+
+    progress: is told of every step. announce: of every clean run and fault that is done.
 
     Raises ConfigError for a config that cannot be tested so, BaselineError without a baseline, and whatever
     keeps the clean candidate from being judged.
@@ -74,7 +80,7 @@ def run_selftest(
     names = options.faults or (() if options.variants else config.selftest.faults)
     candidates = choose_faults(names, _formats(config, progress), variants=options.variants)
     with Bench(plan, config_path, options.output, progress) as bench:
-        test = _Selftest(bench, config.selftest.must_catch, options.full, progress)
+        test = _Selftest(bench, config.selftest.must_catch, options.full, progress, announce or progress)
         test.run_clean(options.clean_runs or config.selftest.clean_runs)
         for number, candidate in enumerate(candidates, start=1):
             test.try_fault(candidate, f"{number} of {len(candidates)}")
@@ -106,6 +112,7 @@ class _Selftest:
     marked: Sequence[str]
     full: bool
     progress: Progress
+    announce: Progress
     clean: list[CleanRun] = field(default_factory=list)
     faults: list[FaultResult] = field(default_factory=list)
     accepted_run: AcceptedRun = "not asked for"
@@ -144,6 +151,8 @@ class _Selftest:
         order = f"rotated by {places}" if places else "as in the suite"
         seconds = round(time.perf_counter() - started, 2)
         self.clean.append(CleanRun(order=order, checks=len(results), alarms=alarms, seconds=seconds))
+        said = f"{len(alarms)} FALSE ALARMS" if alarms else "no alarm"
+        self.announce(f"clean run {which}: {said}, {seconds:.1f} s")
 
     def try_fault(self, candidate: Candidate, which: str) -> None:
         """Switch it on, judge, and keep what was found."""
@@ -162,7 +171,8 @@ class _Selftest:
         if candidate.skipped is None:
             self.progress(f"fault {which}: {fault.specification}")
             known = self._tried(known)
-            self.progress(f"fault {which}: {fault.specification} {known.status}")
+            by = f" by {known.first_check}" if known.first_check else ""
+            self.announce(f"fault {which}: {fault.specification}: {known.status}{by}, {known.seconds:.1f} s")
         self.faults.append(known)
 
     def _tried(self, known: FaultResult) -> FaultResult:
@@ -215,10 +225,10 @@ class _Selftest:
         caught = [result for result in own if self._catches(result)]
         if any(not result.extra.get("unusable") for result in caught):
             return "caught"
-        if caught:
-            return "unusable"
         if any(result.outcome == "warned" for result in own):
             return "warned"
+        if caught:
+            return "unusable"
         return "missed" if own else "not_measured"
 
 
