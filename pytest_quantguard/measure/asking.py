@@ -1,5 +1,4 @@
-"""Asks a server for one batch at a time, keeps count of what it cost, and checks that the answer fits the
-question.
+"""Asks a server for one batch at a time, counts what it cost, and checks that the answer fits.
 
 Everything that measures goes through an `Asker`: what was asked is then counted in one place. It knows
 nothing of phases; prefill and decode are in their own modules.

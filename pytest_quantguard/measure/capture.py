@@ -101,8 +101,7 @@ def accept(
     baseline: Recording,
     repeats: Mapping[CellKey, Sequence[Cell]] | None = None,
 ) -> Recording:
-    """An accepted run: the candidate's answers of this session as a recording that later runs are compared
-    with.
+    """The candidate's answers of this session as a recording that later runs are compared with.
 
     measurements: one for each cell of the suite. repeats: further answers of the same cells, if the
         candidate's own jitter was measured. Its identity (model, quantization, KV cache, server version and

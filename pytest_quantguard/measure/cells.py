@@ -126,9 +126,7 @@ def measure_cell(
 
 
 def require_positions(prompts: Sequence[PromptRecord]) -> None:
-    """Raise `BaselineError` where there is nothing to measure: no prompt, or a prompt without a scored
-    span.
-    """
+    """Raise `BaselineError` where there is no prompt, or a prompt without a scored span."""
     if not prompts:
         raise BaselineError("There is nothing to measure: the suite has no prompts.")
     empty = [prompt.id for prompt in prompts if prompt.span_ids.size == 0 or prompt.span_start < 1]

@@ -34,8 +34,7 @@ def continue_prompts(
     context_length: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[PromptRecord, ...]:
-    """Each prompt with up to `score_tokens` tokens that the server adds greedily, its last ones being the
-    span.
+    """Each prompt with up to `score_tokens` tokens that the server adds greedily, and its span.
 
     A continuation ends early where the server ends it (its end-of-sequence token included, if it reports
     it); the span then reaches into the prompt. Raises `BaselineError` naming the prompts where prompt and

@@ -1,5 +1,4 @@
-"""Decode: the distributions of positions that the server generates itself, conditioned on the reference's
-tokens.
+"""Decode: distributions that the server generates itself, conditioned on the reference's tokens.
 
 Two ways lead there. `forced` makes the server emit the reference's tokens, one request per batch. `resync`
 needs nothing of the server but greedy decoding: as long as it picks the reference's tokens its
@@ -58,9 +57,7 @@ class DecodedSpan:
 
 
 def choose_decode(setting: Literal["auto", "forced", "resync"], capabilities: Capabilities) -> DecodeChoice:
-    """Turn `suite.decode_mode` into a mode that the server offers; `ConfigError` if it does not offer
-    `forced`.
-    """
+    """Turn `suite.decode_mode` into what the server offers; `ConfigError` for `forced` if it does not."""
     context_length = capabilities.context_length
     if setting == "resync":
         return DecodeChoice("resync", context_length)

@@ -28,14 +28,10 @@ from pytest_quantguard.measure.observations import (
 from pytest_quantguard.stats.paired import PairedChange
 
 HUGE_KL, HUGE_AGREEMENT, HUGE_FLOOR = 2.0, 0.5, 0.5
-"""Mean KL and top-1 agreement of a model that no longer is one; and the KL that nine positions in ten
-exceed.
-"""
+"""Mean KL and agreement of a model that no longer is one; the KL that nine positions in ten exceed."""
 
 STRETCHED, STRETCHED_FIT = 0.1, 0.5
-"""How far from 1 the spread of log-probabilities must be, and how well the tokens' order must have
-survived.
-"""
+"""How far from 1 the spread of log-probabilities must be, and how well they must correlate."""
 
 OUTLYING = 10.0
 """A prompt is apart from the others where its KL is this many times their median."""
@@ -232,9 +228,7 @@ def prefix_cache(seen: Observations) -> Iterator[Diagnosis]:
 
 
 def few_prompts(seen: Observations) -> Iterator[Diagnosis]:
-    """A few prompts are far off, the others are not, in the smallest batch (in others it may be their
-    place).
-    """
+    """A few prompts are far off in the smallest batch (in larger ones it may be their place)."""
     smallest = {CellKey(phase, min(sizes)) for phase in PHASES if (sizes := seen.batch_sizes(phase))}
     for key in sorted(smallest):
         divergence = seen.cells[key]
@@ -313,9 +307,7 @@ def _decode_change(seen: Observations, size: int) -> PairedChange | None:
 
 
 def _decode_onset(extra: Float64, span_position: Int64, text_position: Int64) -> str | None:
-    """In words, where decode begins to be worse: counted in generated tokens or in tokens of text, if
-    either.
-    """
+    """Where decode begins to be worse, in words: counted in generated tokens or tokens of text."""
     by_span = onset(extra, span_position, most_before=0.1)
     by_text = onset(extra, text_position, most_before=0.1)
     if by_span is not None and by_span.place <= 1:

@@ -28,9 +28,7 @@ CLEARLY_WORSE = 0.25
 """A change of mean KL below this share of what it was is not called a pattern."""
 
 LEAST_SIDE = 0.1
-"""Share of the positions that must lie on either side of a place from which things are said to be
-different.
-"""
+"""Share of the positions that must lie before, and after, a place where something sets in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +134,7 @@ def onset(amount: Float64, place: Int64, *, most_before: float) -> Onset | None:
 
 
 def fit_logit_scale(baseline: Cell, candidate: Cell) -> LogitScale:
-    """Does the candidate answer the baseline's log-probabilities times a constant, as a temperature makes
-    them?
-    """
+    """How the candidate's log-probabilities spread: a temperature stretches them by a factor."""
     lookup = Lookup(max(rows.vocab_size for cell in (baseline, candidate) for rows in cell.rows))
     parts = [_spreads(*pair, lookup) for pair in zip(baseline.rows, candidate.rows, strict=True)]
     spreads = np.concatenate(parts)

@@ -1,6 +1,6 @@
 """Makes the tables of docs/measuring.md on SmolLM2 with the emulator's engine.
 
-    OMP_NUM_THREADS=1 python -m tests.measure.tables truth cost chaos [--prompts 16] [--score-tokens 32]
+    OMP_NUM_THREADS=1 python -m tests.measure.tables truth cost chaos [--prompts 12] [--score-tokens 24]
 
 Minutes on two cores. It measures; nothing is asserted here.
 """
@@ -182,8 +182,8 @@ TABLES: dict[str, Callable[[Study], None]] = {"truth": truth, "cost": cost, "cha
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=TABLES)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--score-tokens", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--score-tokens", type=int, default=24)
     chosen = parser.parse_args()
     study = make_study(chosen.prompts, chosen.score_tokens)
     for table in chosen.tables:
