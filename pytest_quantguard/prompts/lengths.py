@@ -11,22 +11,25 @@ TokenCounter = Callable[[str], int]
 
 T = TypeVar("T")
 
-_LETTERS = re.compile(r"[A-Za-z]+")
+_SMALL = re.compile(r"(?<![A-Za-z])[a-z][A-Za-z]*")
+_CAPITAL = re.compile(r"(?<![A-Za-z])[A-Z][A-Za-z]*")
 _SINGLES = re.compile(r" (?=[0-9])|[0-9]|[!-/:-@\[-`{-~]|\n+")
 _OTHERS = re.compile(r"[^\x00-\x7f]")
 OTHER_TOKENS = 1.8
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has in a small, English-centred byte-pair vocabulary; larger ones need
-    fewer.
+    """About how many tokens a text has in a small, English-centred vocabulary; larger ones need fewer.
 
-    A word counts as one token for every six letters begun; a digit, the space before a number, a sign and a
-    line end as one each; a character outside ASCII as 1.8. Within 15 % of SmolLM2's tokenizer (49,152 tokens)
-    on all built-in texts.
+    A word counts as one token for every six letters begun, a capitalized one (often a name) for every four; a
+    digit, the space before a number, a sign and a line end as one each; a character outside ASCII as 1.8.
+    Against SmolLM2's tokenizer (49,152 tokens) the kinds of built-in text are within 12 % on average, and no
+    single prompt of a thousand has more than 1.16 times as many tokens.
     """
-    words = sum(1 + (len(word) - 1) // 6 for word in _LETTERS.findall(text))
-    return round(words + len(_SINGLES.findall(text)) + OTHER_TOKENS * len(_OTHERS.findall(text)))
+    words = sum(1 + (len(word) - 1) // 6 for word in _SMALL.findall(text))
+    names = sum(1 + (len(word) - 1) // 4 for word in _CAPITAL.findall(text))
+    others = OTHER_TOKENS * len(_OTHERS.findall(text))
+    return round(words + names + len(_SINGLES.findall(text)) + others)
 
 
 class TooShortError(ValueError):

@@ -56,7 +56,7 @@ def recordings(draw: st.DrawFn) -> tuple[tuple[PromptRecord, ...], dict[CellKey,
 
 
 @given(recordings())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_bit_comes_back(recording: tuple[tuple[PromptRecord, ...], dict[CellKey, Cell]]) -> None:
     prompts, cells = recording
     assert_same_cells(cells, decode_cells(encode_cells(cells, prompts), prompts))
@@ -64,13 +64,13 @@ def test_every_bit_comes_back(recording: tuple[tuple[PromptRecord, ...], dict[Ce
 
 @pytest.mark.parametrize("bfloat16", [True, False])
 def test_random_logits_come_back_and_stay_under_the_size(bfloat16: bool) -> None:
-    prompts = make_prompts(np.random.default_rng(1), 8, 32, 49_152)
+    prompts = make_prompts(np.random.default_rng(1), 4, 32, 49_152)
     cells = make_cells(prompts, KEYS[:1], vocab_size=49_152, width=256, bfloat16=bfloat16)
     payload = encode_cells(cells, prompts)
     assert_same_cells(cells, decode_cells(payload, prompts))
-    per_position = len(payload) / (8 * 32)
+    per_position = len(payload) / (4 * 32)
     # A BF16 server's row is a few multiples of a grid step; a float32 row has about 18 random bits a value.
-    assert per_position < (600 if bfloat16 else 1050)
+    assert per_position < (650 if bfloat16 else 1100)
 
 
 def test_rows_of_bfloat16_logits_lie_on_a_grid() -> None:
@@ -104,7 +104,7 @@ def test_decoded_rows_cannot_be_changed() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
     """Without a digest to protect them, changed bytes lead to other numbers or BaselineError."""
     prompts = make_prompts(np.random.default_rng(5), 2, 3, 50)
