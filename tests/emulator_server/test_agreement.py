@@ -1,7 +1,15 @@
 """The emulator's BF16 log-probabilities against those of a real SGLang server of the same model.
 
-Both compute in BF16 with kernels of their own. Logits between 16 and 32 lie 0.125 apart in BF16, so half a
-step is the least by which two correct servers differ, and a margin of one step says nothing.
+Both compute in BF16 with kernels of their own, which sum in orders of their own, and BF16 rounding amplifies
+the last bit of a sum. A program of the real server's exact operations, which reproduces these answers to 2e-5,
+does the same to itself when its matrix kernels are those of a processor without BF16 instructions:
+
+    kernels    texts: KL, best token      600 tokens: KL, best token, margins lost
+    AVX-512    0.00106   102 of 104       0.00125   564 of 572   0.125 to 0.25
+    AVX2       0.00112   104 of 104       0.00137   566 of 572   0.125 to 0.47
+
+(counted where the margin exceeds 0.1; logits between 16 and 32 lie 0.125 apart in BF16.) The bounds leave the
+emulator little more than that, and float32, which has no such noise, no lost token.
 """
 
 from __future__ import annotations
@@ -85,7 +93,7 @@ def test_prompt_logprobs_of_texts_agree_with_the_real_server(smollm2: Emulator) 
     rows = compare(smollm2, TEXTS)
     print(summary(rows))
     assert len(rows.divergences) == 107
-    assert np.mean(rows.divergences) < 0.002, summary(rows)
+    assert np.mean(rows.divergences) < 0.0016, summary(rows)
     assert np.median(rows.differences) < 0.06, summary(rows)
     assert max(rows.missed_margins, default=0.0) < LOGIT_STEP + 0.01, summary(rows)
     assert len(rows.missed_margins) <= 3, summary(rows)
@@ -95,8 +103,9 @@ def test_prompt_logprobs_of_texts_agree_with_the_real_server(smollm2: Emulator) 
 def test_prompt_logprobs_of_600_random_tokens_agree_with_the_real_server(smollm2: Emulator) -> None:
     rows = compare(smollm2, ["radix_full_start0"])
     print(summary(rows))
-    assert np.mean(rows.divergences) < 0.002, summary(rows)
+    assert np.mean(rows.divergences) < 0.0018, summary(rows)
     assert np.median(rows.differences) < 0.06, summary(rows)
+    assert max(rows.missed_margins, default=0.0) < 4 * LOGIT_STEP + 0.01, summary(rows)
     assert rows.same > 0.985 * rows.clear, summary(rows)
 
 
@@ -106,7 +115,8 @@ def test_float32_agrees_with_the_real_server_wherever_it_is_clear(tmp_path: Path
         rows = compare(exact, TEXTS)
     print(summary(rows))
     assert not rows.missed_margins, summary(rows)
-    assert np.mean(rows.divergences) < 0.0015, summary(rows)
+    assert np.mean(rows.divergences) < 0.0012, summary(rows)
+    assert np.median(rows.differences) < 0.05, summary(rows)
 
 
 def test_greedy_text_of_the_real_server(smollm2: Emulator) -> None:
