@@ -42,7 +42,6 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
             if test_id.startswith(f"{name}::") or test_id.endswith(f"@{name}"):
                 workers.setdefault(name, set()).add(worker)
     assert {name: len(found) for name, found in workers.items()} == {"toy": 1, "other": 1}
-    print((spread.folder / "who.txt").read_text())
     assert spread.candidate.paths.count("/generate") == 2 * (6 + 2 * (8 + 2)), "each gate measured once"
     result.stdout.fnmatch_lines(["toy: PASSED (18 of 18*", "other: PASSED (18 of 18*"])
     for name in ("toy", "other"):
