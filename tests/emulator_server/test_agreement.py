@@ -1,8 +1,8 @@
 """The emulator's BF16 log-probabilities against those of a real SGLang server of the same model.
 
 Both compute in BF16 with kernels of their own, which sum in orders of their own, and BF16 rounding amplifies
-the last bit of a sum. A program of the real server's exact operations, which reproduces these answers to 2e-5,
-does the same to itself when its matrix kernels are those of a processor without BF16 instructions:
+the last bit of a sum. A program of the real server's exact operations, which reproduces these answers to
+2e-5, does the same to itself when its matrix kernels are those of a processor without BF16 instructions:
 
     kernels    texts: KL, best token      600 tokens: KL, best token, margins lost
     AVX-512    0.00106   102 of 104       0.00125   564 of 572   0.125 to 0.25
