@@ -21,19 +21,25 @@ NO_CHECK = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A fault to try. skipped: why it is not tried; None where it is."""
+    """A fault to try.
+
+    skipped: why it is not tried; None where it is. note: what is said with the result.
+    """
 
     fault: Fault
     skipped: str | None
+    note: str | None = None
 
 
 def choose_faults(
-    names: Sequence[str], formats: Mapping[str, str], *, variants: bool = False
+    names: Sequence[str], formats: Mapping[str, str], longest: int, *, variants: bool = False
 ) -> tuple[Candidate, ...]:
     """The faults to try on a model with these formats (by module, and of the cache by "kv_cache").
 
     names: specifications; none means the whole catalogue with default parameters, and with `variants` also
-    with the parameters that each fault suggests. Raises ConfigError for an unknown name or parameter.
+    with the parameters that each fault suggests. longest: tokens of the longest text; of the catalogue,
+    faults that set in at a later position are tried at one within it. Raises ConfigError for an unknown name
+    or parameter.
     """
     specifications = list(names)
     if not specifications:
@@ -41,6 +47,8 @@ def choose_faults(
             specifications.append(kind.name)
             specifications += [f"{kind.name}:{variant}" for variant in kind.variants if variants]
     faults = dict.fromkeys(parse_fault(specification, FAULTS) for specification in specifications)
+    if not names:
+        return tuple(_fitted(fault, formats, longest) for fault in faults)
     return tuple(Candidate(fault, _why_not(fault, formats)) for fault in faults)
 
 
@@ -57,7 +65,10 @@ def split_names(text: str) -> list[str]:
 
 def must_be_caught(fault: Fault, marked: Sequence[str]) -> bool:
     """Whether a fault is marked: by its specification, its name or its severity."""
-    return bool({fault.specification, fault.name, fault.severity}.intersection(marked))
+    return any(
+        mark in (fault.name, fault.severity) or (":" in mark and parse_fault(mark, FAULTS) == fault)
+        for mark in marked
+    )
 
 
 def check_marks(marked: Sequence[str]) -> None:
@@ -71,6 +82,20 @@ def check_marks(marked: Sequence[str]) -> None:
                 raise ConfigError(
                     f"selftest.must_catch: {error}. Allowed are also the severities {', '.join(severities)}."
                 ) from error
+
+
+def _fitted(fault: Fault, formats: Mapping[str, str], longest: int) -> Candidate:
+    """A fault of the catalogue, moved to half of the longest text if it would set in after its end."""
+    skipped = _why_not(fault, formats)
+    position = getattr(fault, "position", None)
+    if position is None or position < longest:
+        return Candidate(fault, skipped)
+    moved = parse_fault(f"{fault.name}:position={longest // 2}", FAULTS)
+    note = (
+        f"by default it sets in at position {position}, after the end of every text that is asked "
+        f"({longest} tokens): as such it could not show; tried at {longest // 2}"
+    )
+    return Candidate(moved, skipped, note)
 
 
 def _why_not(fault: Fault, formats: Mapping[str, str]) -> str | None:

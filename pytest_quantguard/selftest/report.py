@@ -39,6 +39,8 @@ def render_text(result: SelftestResult) -> list[str]:
         if faults:
             lines += ["", f"{title}:"]
             lines += [f"  {fault.specification} ({fault.severity}): {fault.advice}" for fault in faults]
+    noted = [f"  {fault.specification}: {fault.note}" for fault in result.tried if fault.note]
+    lines += ["", "Tried otherwise than by default:", *noted] if noted else []
     return [*lines, "", *summary_lines(result)]
 
 
@@ -53,6 +55,7 @@ def render_markdown(result: SelftestResult) -> list[str]:
         cells = [*_row(result, fault), fault.diagnosis[0] if fault.diagnosis else ""]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", LEGEND]
+    lines += [f"{fault.specification}: {fault.note}." for fault in result.tried if fault.note]
     others = [fault for fault in result.faults if fault.status != "caught"]
     if others:
         lines += ["", "| missed or not tried | why |", "|---|---|"]

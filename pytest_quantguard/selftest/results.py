@@ -44,8 +44,8 @@ class FaultResult(Result):
     """One fault on trial.
 
     kinds: by kind of check. first_check: the first in the gate's order that fails. advice: of a fault that
-    was missed, why, and what would catch it. complete: whether every check was judged, or the fault was
-    dropped once an absolute bound had caught it.
+    was missed, why, and what would catch it. note: how it was tried, if not by default. complete: whether
+    every check was judged, or the fault was dropped once an absolute bound had caught it.
     """
 
     specification: str
@@ -64,6 +64,7 @@ class FaultResult(Result):
     diagnosis: list[str] = Field(default_factory=list)
     effect: Effect | None = None
     advice: str | None = None
+    note: str | None = None
     complete: bool = True
     seconds: float = 0.0
     checks: list[FaultCheck] = Field(default_factory=list)

@@ -78,7 +78,8 @@ def run_selftest(
     baseline = Trial(config, config_path, TrialOptions(options.output), progress).baseline()
     plan = plan_selftest(config, baseline, prompts=asked or None)
     names = options.faults or (() if options.variants else config.selftest.faults)
-    candidates = choose_faults(names, _formats(config, progress), variants=options.variants)
+    longest = max(prompt.token_ids.size for prompt in plan.baseline.prompts)
+    candidates = choose_faults(names, _formats(config, progress), longest, variants=options.variants)
     with Bench(plan, config_path, options.output, progress) as bench:
         test = _Selftest(bench, config.selftest.must_catch, options.full, progress, announce or progress)
         test.run_clean(options.clean_runs or config.selftest.clean_runs)
@@ -167,6 +168,7 @@ class _Selftest:
             must_catch=must_be_caught(fault, self.marked),
             status="not_tried",
             advice=candidate.skipped,
+            note=candidate.note,
         )
         if candidate.skipped is None:
             self.progress(f"fault {which}: {fault.specification}")
