@@ -337,6 +337,7 @@ class SelftestConfig(Model):
     )
     clean_runs: int = Field(default=3, ge=1, description="Runs without a fault; an alarm in one is false.")
     prompts: int = Field(default=8, ge=1, description="How many of the suite's prompts are asked.")
+    score_tokens: int = Field(default=16, ge=1, description="How many positions of each span are scored.")
 
 
 class GateConfig(Model):

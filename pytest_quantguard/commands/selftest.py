@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="runs without a fault (default: selftest.clean_runs)",
     )
-    add("--prompts", type=_prompts, metavar="N", help="prompts asked, or all (default: selftest.prompts)")
+    add("--prompts", type=_or_all, metavar="N", help="prompts asked, or all (default: selftest.prompts)")
+    add("--score-tokens", type=_or_all, metavar="N", help="positions scored of each span, or all (default: "
+        "selftest.score_tokens)")  # fmt: skip
     add("--full", action="store_true", help="judge every check, also of a fault that was caught already")
     add("--output", type=Path, default=Path(".quantguard"), metavar="DIR", help="where the server's log goes")
     form = parser.add_mutually_exclusive_group()
@@ -57,6 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
         variants=arguments.variants,
         clean_runs=arguments.clean_runs,
         prompts=arguments.prompts,
+        score_tokens=arguments.score_tokens,
         full=arguments.full,
     )
     lines = ThrottledLines(tell, seconds=3)
@@ -74,6 +77,6 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _prompts(text: str) -> int:
+def _or_all(text: str) -> int:
     """0 stands for all."""
     return 0 if text == "all" else _positive(text)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_quantguard.baseline.recording import Cell, CellKey, Recording, plan_batches
+from pytest_quantguard.baseline.recording import Cell, CellKey, PromptRecord, Recording, plan_batches
 from pytest_quantguard.config import EmulatorServer, GateConfig
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.plan import Check, plan_checks
+from pytest_quantguard.measure.asking import take_rows
 from pytest_quantguard.results import Kind
 
 JUDGED_KINDS: tuple[Kind, ...] = ("server", "validity", "accuracy", "self_consistency", "drift")
@@ -39,9 +40,9 @@ class SelftestPlan:
     @property
     def reduced(self) -> bool:
         """Whether answers differ from those that the gate would get of the same candidate."""
-        return self.chunk_size is not None or len(self.baseline.prompts) < (
-            self.baseline.manifest.suite.prompt_count
-        )
+        stored = self.baseline.manifest.suite
+        whole = stored.prompt_count * stored.score_tokens
+        return self.chunk_size is not None or self.baseline.positions < whole
 
     @property
     def cells(self) -> tuple[CellKey, ...]:
@@ -60,8 +61,11 @@ class SelftestPlan:
         return [stages[place] for place in sorted(stages)]
 
 
-def plan_selftest(config: GateConfig, baseline: Recording, *, prompts: int | None) -> SelftestPlan:
-    """Reduce a gate. prompts: how many of the suite's are asked; None asks all.
+def plan_selftest(
+    config: GateConfig, baseline: Recording, *, prompts: int | None, score_tokens: int | None
+) -> SelftestPlan:
+    """Reduce a gate. prompts: how many of the suite's are asked; score_tokens: how many positions of each
+    scored span, from its start. None keeps all.
 
     Raises ConfigError for a candidate in which faults cannot be switched on.
     """
@@ -72,7 +76,13 @@ def plan_selftest(config: GateConfig, baseline: Recording, *, prompts: int | Non
         lengths = [prompt.token_ids.size for prompt in baseline.prompts]
         baseline = select_prompts(baseline, spread_over_lengths(lengths, prompts))
         notes.append(f"{prompts} of the suite's {total} prompts are asked, spread over their lengths")
+    if score_tokens is not None and score_tokens < config.suite.score_tokens:
+        baseline = shorten_spans(baseline, score_tokens)
+        notes.append(
+            f"the first {score_tokens} of the {config.suite.score_tokens} positions of each are scored"
+        )
     count = len(baseline.prompts)
+    scored = max(prompt.span_ids.size for prompt in baseline.prompts)
     sizes = _useful_sizes(config.suite.batch_sizes, count)
     if len(sizes) < len(config.suite.batch_sizes):
         left_out = ", ".join(str(size) for size in config.suite.batch_sizes if size not in sizes)
@@ -97,7 +107,7 @@ def plan_selftest(config: GateConfig, baseline: Recording, *, prompts: int | Non
         update={
             "candidate": candidate,
             "speed": None,
-            "suite": config.suite.model_copy(update={"batch_sizes": sizes}),
+            "suite": config.suite.model_copy(update={"batch_sizes": sizes, "score_tokens": scored}),
             "self_consistency": config.self_consistency.model_copy(update={"repeat": None}),
         }
     )
@@ -114,6 +124,25 @@ def select_prompts(recording: Recording, indices: Sequence[int]) -> Recording:
     return replace(
         recording,
         prompts=tuple(recording.prompts[index] for index in indices),
+        cells={key: of(cell) for key, cell in recording.cells.items()},
+    )
+
+
+def shorten_spans(recording: Recording, score_tokens: int) -> Recording:
+    """The recording with the first positions of every scored span only; the texts end there."""
+    first = np.arange(score_tokens)
+
+    def prompt_of(prompt: PromptRecord) -> PromptRecord:
+        end = prompt.span_start + score_tokens
+        tokens = prompt.token_ids[:end]
+        return replace(prompt, token_ids=tokens, prompt_tokens=min(prompt.prompt_tokens, tokens.size))
+
+    def of(cell: Cell) -> Cell:
+        return replace(cell, rows=tuple(take_rows(rows, first[: rows.positions]) for rows in cell.rows))
+
+    return replace(
+        recording,
+        prompts=tuple(prompt_of(prompt) for prompt in recording.prompts),
         cells={key: of(cell) for key, cell in recording.cells.items()},
     )
 

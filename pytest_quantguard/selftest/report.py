@@ -82,7 +82,10 @@ def summary_lines(result: SelftestResult) -> list[str]:
 
 def _plan_lines(result: SelftestResult) -> list[str]:
     plan = result.plan
-    asked = f"{plan.prompts} of {plan.suite_prompts} prompts, cells {', '.join(plan.cells)}."
+    cells = ", ".join(plan.cells)
+    asked = (
+        f"{plan.prompts} of {plan.suite_prompts} prompts, {plan.positions} positions in each cell: {cells}."
+    )
     notes = [f"{note[0].upper()}{note[1:]}." for note in plan.notes]
     drift = {
         "stored": "Drift is judged against the stored accepted run.",

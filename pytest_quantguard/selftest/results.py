@@ -84,6 +84,7 @@ class SelftestPlanResult(Result):
 
     prompts: int
     suite_prompts: int
+    positions: int
     cells: list[str]
     chunked_prefill_size: int | None
     accepted_run: Literal["stored", "made from the clean candidate", "not asked for"]

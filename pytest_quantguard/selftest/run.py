@@ -44,8 +44,8 @@ AcceptedRun = Literal["stored", "made from the clean candidate", "not asked for"
 class SelftestOptions:
     """What the command line adds to a config; None and () take the config's `selftest`.
 
-    output: folder of the server's log. prompts: 0 asks all. full: judge every check of every fault, even
-    after it was caught.
+    output: folder of the server's log. prompts: 0 asks all. score_tokens: 0 scores whole spans. full: judge
+    every check of every fault, even after it was caught.
     """
 
     output: Path
@@ -53,6 +53,7 @@ class SelftestOptions:
     variants: bool = False
     clean_runs: int | None = None
     prompts: int | None = None
+    score_tokens: int | None = None
     full: bool = False
 
 
@@ -74,9 +75,11 @@ def run_selftest(
     for name in (*options.faults, *config.selftest.faults):
         parse_fault(name, FAULTS)
     check_marks(config.selftest.must_catch)
-    asked = options.prompts if options.prompts is not None else config.selftest.prompts
+    own = config.selftest
+    prompts = own.prompts if options.prompts is None else options.prompts
+    scored = own.score_tokens if options.score_tokens is None else options.score_tokens
     baseline = Trial(config, config_path, TrialOptions(options.output), progress).baseline()
-    plan = plan_selftest(config, baseline, prompts=asked or None)
+    plan = plan_selftest(config, baseline, prompts=prompts or None, score_tokens=scored or None)
     names = options.faults or (() if options.variants else config.selftest.faults)
     longest = max(prompt.token_ids.size for prompt in plan.baseline.prompts)
     candidates = choose_faults(names, _formats(config, progress), longest, variants=options.variants)
@@ -93,6 +96,7 @@ def run_selftest(
         plan=SelftestPlanResult(
             prompts=len(plan.baseline.prompts),
             suite_prompts=len(baseline.prompts),
+            positions=plan.baseline.positions,
             cells=[str(key) for key in plan.cells],
             chunked_prefill_size=plan.chunk_size,
             accepted_run=test.accepted_run,

@@ -146,7 +146,9 @@ def test_the_table(result: SelftestResult) -> None:
     assert row.split()[1:6] == ["catastrophic", "CAUGHT", "refused", "refused", "refused"]
     assert "false alarms: 0 in 3 clean runs" in text
     assert lines[-1] == "tiny: selftest PASSED"
-    assert "4 of 6 prompts, cells prefill-bs1, prefill-bs3, decode-bs1, decode-bs3." in text
+    assert (
+        "4 of 6 prompts, 32 positions in each cell: prefill-bs1, prefill-bs3, decode-bs1, decode-bs3." in text
+    )
     markdown = render_markdown(result)
     table = [line for line in markdown if line.startswith("| ") and "nan_at_batch" in line]
     assert len(table) == 1
@@ -191,7 +193,9 @@ def test_a_stored_accepted_run_is_used_where_nothing_is_reduced(project: Path) -
     trial = Trial(load_config(path), path, TrialOptions(project / "out"), lambda _: None)
     with contextlib.closing(trial):
         accept_run(trial)
-    result = attempt(project, config, faults=("global_scale_drift:percent=25",), prompts=0, clean_runs=2)
+    result = attempt(
+        project, config, faults=("global_scale_drift:percent=25",), prompts=0, score_tokens=0, clean_runs=2
+    )
     assert result.plan.accepted_run == "stored"
     assert result.plan.chunked_prefill_size is None
     assert result.clean[0].checks == result.clean[1].checks

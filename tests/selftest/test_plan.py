@@ -1,0 +1,121 @@
+"""How a self-test reduces a gate: prompts, spans, batch sizes, and the order in which checks are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_quantguard.baseline.recording import CellKey
+from pytest_quantguard.config import GateConfig
+from pytest_quantguard.gate.plan import plan_checks
+from pytest_quantguard.selftest.plan import (
+    plan_selftest,
+    rotate_prompts,
+    select_prompts,
+    shorten_spans,
+    spread_over_lengths,
+)
+from tests.baseline.samples import make_recording
+from tests.selftest.models import tiny_config
+
+
+def config_of(sizes: list[int], **changes: object) -> GateConfig:
+    config = tiny_config()
+    config["suite"] = {**config["suite"], "batch_sizes": sizes}
+    return GateConfig.model_validate({**config, **changes, "baseline": Path("baseline")})
+
+
+def test_fewer_prompts_and_positions_of_the_same_recording() -> None:
+    recording = make_recording(count=5, span=6)
+    chosen = select_prompts(recording, [3, 1])
+    assert [prompt.id for prompt in chosen.prompts] == ["p3", "p1"]
+    key = CellKey("decode", 1)
+    assert chosen.cells[key].rows[0] is recording.cells[key].rows[3]
+    assert chosen.cells[key].batches == ((0,), (1,))
+    short = shorten_spans(chosen, 4)
+    assert short.positions == 8
+    for before, after, rows in zip(chosen.prompts, short.prompts, short.cells[key].rows, strict=True):
+        np.testing.assert_array_equal(after.span_ids, before.span_ids[:4])
+        np.testing.assert_array_equal(after.prefix_ids, before.prefix_ids)
+        np.testing.assert_array_equal(rows.chosen_ids, after.span_ids)
+    np.testing.assert_array_equal(
+        short.cells[key].rows[1].logprobs, recording.cells[key].rows[1].logprobs[:4]
+    )
+
+
+def test_rotation_keeps_prompts_and_rows_together() -> None:
+    recording = make_recording(count=5)
+    turned = rotate_prompts(recording, 2)
+    assert [prompt.id for prompt in turned.prompts] == ["p2", "p3", "p4", "p0", "p1"]
+    for prompt, rows in zip(turned.prompts, turned.cells[CellKey("prefill", 8)].rows, strict=True):
+        np.testing.assert_array_equal(prompt.span_ids, rows.chosen_ids)
+    assert rotate_prompts(recording, 0) is recording
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, [50]), (2, [25, 75]), (4, [12, 37, 62, 87]), (100, list(range(100)))]
+)
+def test_lengths_are_spread_evenly(count: int, expected: list[int]) -> None:
+    lengths = np.random.default_rng(0).permutation(100).tolist()
+    found = spread_over_lengths(lengths, count)
+    assert found == sorted(found)
+    assert sorted(lengths[index] for index in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sizes", "kept"),
+    [
+        (8, [1, 3, 8, 32], [1, 3, 8]),
+        (12, [1, 3, 8, 32, 64], [1, 3, 8, 32]),
+        (2, [8, 1], [8, 1]),
+        (1, [4], [4]),
+        (5, [4, 8, 16], [4, 8]),
+    ],
+)
+def test_batch_sizes_that_would_repeat_others_are_left_out(
+    prompts: int, sizes: list[int], kept: list[int]
+) -> None:
+    recording = make_recording(count=prompts)
+    plan = plan_selftest(config_of(sizes), recording, prompts=None, score_tokens=None)
+    assert plan.config.suite.batch_sizes == kept
+    assert any("left out" in note for note in plan.notes) == (kept != sizes)
+
+
+def test_every_check_but_timing_is_judged_once_and_in_stages() -> None:
+    config = config_of(
+        [1, 3],
+        speed={},
+        self_consistency={"warm_cache": {}, "repeat": {}},
+    )
+    plan = plan_selftest(config, make_recording(), prompts=None, score_tokens=None)
+    stages = plan.stages()
+    judged = [check.name for stage in stages for check in stage]
+    assert sorted(judged) == sorted(
+        check.name for check in plan_checks(config) if check.kind != "speed" and check.comparison != "repeat"
+    )
+    assert len(judged) == len(set(judged))
+    names = [[check.name for check in stage] for stage in stages]
+    assert names[0][0] == "server"
+    assert "accuracy[prefill-bs1-kl_mean]" in names[0]
+    assert names[1] == ["self_consistency[prefill-bs1-warm_cache]"]
+    assert "self_consistency[prefill-bs3-batch]" in names[2]
+    assert "self_consistency[decode-bs1-decode_against_prefill]" in names[3]
+    assert names[4] == ["self_consistency[decode-bs1-warm_cache]"]
+    assert any("repeat is left out" in note for note in plan.notes)
+    assert any("nothing is timed" in note for note in plan.notes)
+
+
+def test_a_chunk_is_shorter_than_the_longest_text_unless_the_config_says() -> None:
+    recording = make_recording(count=5, span=6)
+    longest = max(prompt.token_ids.size for prompt in recording.prompts)
+    plan = plan_selftest(config_of([1]), recording, prompts=None, score_tokens=None)
+    assert plan.chunk_size is not None
+    assert plan.chunk_size < longest
+    assert plan.config.candidate.server_args["chunked_prefill_size"] == plan.chunk_size  # type: ignore[union-attr]
+    assert plan.reduced
+    candidate = {**tiny_config()["candidate"], "server_args": {"chunked-prefill-size": 512}}
+    plan = plan_selftest(config_of([1], candidate=candidate), recording, prompts=9, score_tokens=9)
+    assert plan.chunk_size is None
+    assert not plan.reduced
