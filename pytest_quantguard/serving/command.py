@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_quantguard.config import EmulatorServer, SglangServer
 from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.serving.supervisor import MASK
 
 LaunchedConfig = SglangServer | EmulatorServer
 FlagValue = object
@@ -23,7 +24,6 @@ SGLANG_PROGRAM = (sys.executable, "-m", "sglang.launch_server")
 EMULATOR_PROGRAM = (sys.executable, "-m", "pytest_quantguard.emulator")
 OWN_KEYS = {"port": "port", "api-key": "api_key", "model-path": "model_path"}
 """Flags that we must know ourselves, and the key of the config that sets them."""
-MASK = "***"
 SECRET = re.compile(r"(api|admin|access|auth|private|watermark)[-_]?key|token$|secret|passw", re.IGNORECASE)
 
 

@@ -118,7 +118,9 @@ def start(
         launch = plan_launch(config, port=held.port, worker=worker)
         _new_log(log_path, launch)
         gpu_before = gpu_memory.used_bytes()
-        process = ServerProcess(launch.command, env=launch.env, cwd=launch.cwd, log_path=log_path)
+        process = ServerProcess(
+            launch.command, env=launch.env, cwd=launch.cwd, log_path=log_path, secrets=launch.secrets
+        )
         try:
             client, capabilities, seconds = _await(config, launch, process, log_path, progress)
         except BaseException:

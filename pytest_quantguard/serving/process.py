@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from pytest_quantguard.errors import ServerStartError
-from pytest_quantguard.serving.supervisor import Tree
+from pytest_quantguard.serving.supervisor import Tree, mask_file
 
 STOP_GRACE = 15.0
 """Seconds that a server gets to end by itself before it is killed (SGLang drains its requests first)."""
@@ -33,9 +33,12 @@ class ServerProcess:
         env: Mapping[str, str],
         cwd: Path | None,
         log_path: Path,
+        secrets: Sequence[str] = (),
         grace: float = STOP_GRACE,
     ) -> None:
         self._grace = grace
+        self._log_path = log_path
+        self._secrets = secrets
         self._exit_code: int | None = None
         self._stopped = False
         self._buffer = b""
@@ -51,6 +54,7 @@ class ServerProcess:
             "env": dict(env),
             "cwd": None if cwd is None else str(cwd),
             "log": str(log_path),
+            "secrets": list(secrets),
             "grace": grace,
         }
         self._send(order)
@@ -102,6 +106,7 @@ class ServerProcess:
     def _clean_up(self) -> None:
         """Where the supervisor did not finish its work: stop whatever was ever seen of the tree."""
         self._tree.stop(None, 2.0, lambda: None)
+        mask_file(str(self._log_path), self._secrets)
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._supervisor.stdin is not None

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,6 +31,7 @@ import psutil
 POLL_SECONDS = 0.2
 AFTER_EXIT_GRACE = 2.0
 """Seconds that the children of a server which has ended get to end too."""
+MASK = "***"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -121,6 +123,7 @@ class Supervisor:
         else:
             killed = self._tree.stop(self._main, float(self._order["grace"]), self._reap)
         self._reap()
+        mask_file(self._order["log"], self._order["secrets"])
         _tell({"stopped": killed})
         return 0
 
@@ -160,6 +163,17 @@ class Supervisor:
 
     def _on_sigterm(self, *_: object) -> None:
         self._asked_to_stop = True
+
+
+def mask_file(path: str, secrets: Iterable[str]) -> None:
+    """Replace every secret in a file that nobody writes any more."""
+    file = Path(path)
+    content = file.read_bytes()
+    masked = content
+    for secret in secrets:
+        masked = masked.replace(secret.encode(), MASK.encode())
+    if masked != content:
+        file.write_bytes(masked)
 
 
 def _alive(process: psutil.Process) -> bool:

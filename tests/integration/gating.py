@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,14 +15,19 @@ import yaml
 from pytest_quantguard.config import SglangServer
 from pytest_quantguard.results import CellResult, RunResult, read_result
 
-SUITE: dict[str, Any] = {
-    "size": 8,
-    "score_tokens": 32,
-    "max_prompt_tokens": 128,
-    "batch_sizes": [1, 8],
-    "repeats": 2,
-}
-"""Small, since a real server on two cores decodes 20 tokens a second."""
+QUESTIONS = (
+    "What is the capital of France, and what is it famous for?",
+    "Explain in simple words why the sky is blue.",
+    "Write a short story about a dragon who is afraid of fire.",
+    "How do I boil an egg so that the yolk stays soft?",
+    "Give me three tips for learning to play the guitar.",
+    "What is the difference between a list and a tuple in Python?",
+    "Who wrote Romeo and Juliet, and what is it about?",
+    "Describe the water cycle to a child of ten years.",
+)
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SUITE: dict[str, Any] = {"prompts": "chat.jsonl", "score_tokens": 48, "batch_sizes": [1, 8], "repeats": 2}
+"""Chat prompts and what the reference answers; few, since a real server here decodes 20 tokens a second."""
 SECONDS = 1200
 
 Cells = Mapping[tuple[str, int], CellResult]
@@ -62,6 +68,22 @@ def emulated(**options: Any) -> dict[str, Any]:
         "model_path": "smollm2-135m",
         "server_args": {"disable_radix_cache": True},
     } | options
+
+
+def write_prompts(folder: Path) -> None:
+    """`chat.jsonl`: the questions in the model's own chat format."""
+    lines = [
+        json.dumps(
+            {
+                "id": f"chat-{index}",
+                "task": "chat",
+                "text": f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
+                "<|im_start|>assistant\n",
+            }
+        )
+        for index, question in enumerate(QUESTIONS)
+    ]
+    (folder / "chat.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def run_gate(folder: Path, name: str, config: dict[str, Any], *options: str) -> Gate:

@@ -106,6 +106,18 @@ def test_prefill_is_repeatable_and_batches_keep_their_rows(server: RunningServer
     assert mean_kl(alone, together) < 1e-3
 
 
+def test_a_long_prompt_returns_only_its_span(server: RunningServer) -> None:
+    """8,000 tokens, prefilled in two chunks; log-probabilities of the last 32 only."""
+    rng = np.random.default_rng(0)
+    ids = tuple(rng.integers(100, 40_000, 8_000).tolist())
+    server.client.flush_cache()
+    (answer,) = server.client.generate([GenerateRequest(ids, logprob_start_len=7_967)], top_logprobs=256)
+    assert answer.prompt is not None
+    assert answer.prompt.token_ids.shape == (32, 256)
+    assert answer.prompt.chosen_ids.tolist() == list(ids[-32:])
+    assert answer.cached_tokens == 0
+
+
 def test_flush_empties_the_prefix_cache(server: RunningServer) -> None:
     request = GenerateRequest(tuple(range(100, 164)), max_new_tokens=1)
     server.client.flush_cache()
@@ -212,4 +224,5 @@ def test_a_killed_scheduler_is_reported_and_leaves_nothing(server: RunningServer
     with pytest.raises(ServerDiedError, match="ended with exit code"):
         server.check_alive()
     server.stop()
+    assert API_KEY not in server.log_path.read_text()
     assert [process.pid for process in tree if process.is_running()] == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.gating import SUITE, Gate, as_yaml, emulated, run_gate
+from tests.integration.gating import SUITE, Gate, as_yaml, emulated, run_gate, write_prompts
 from tests.integration.real_sglang.server import server_config
 
 pytestmark = pytest.mark.sglang
@@ -21,7 +21,9 @@ ARGS = {"disable_radix_cache": True}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gate")
+    folder = tmp_path_factory.mktemp("gate")
+    write_prompts(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def main() -> int:
     mode: str = options.mode
     note(os.getpid())
     print("fake server starts", flush=True)
+    print(f"server_args={vars(options)}", flush=True)
     if mode == "exit":
         print(
             "Traceback (most recent call last):\nRuntimeError: the fake server was told to fail", flush=True
