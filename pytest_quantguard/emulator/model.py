@@ -98,6 +98,13 @@ class Model:
         """The hooks in force."""
         return self._hooks
 
+    @property
+    def formats(self) -> dict[str, str]:
+        """The format of every linear layer by name, and the cache's by "kv_cache": what
+        `Fault.applies_to` asks for."""
+        formats = {name: linear.format for name, linear in self.checkpoint.linears.items()}
+        return {**formats, "kv_cache": self.kv_format.name}
+
     def switch_hooks(self, hooks: Hooks) -> None:
         """Compute under other hooks from now on; weights that either set of hooks changes are read
         again."""

@@ -124,11 +124,15 @@ def test_every_fault_is_tested_here() -> None:
     assert tested | others == {fault.name for fault in (*RUNTIME_FAULTS, *ANSWER_FAULTS)}
 
 
-def test_which_models_a_fault_applies_to() -> None:
-    plain = {"model.layers.1.mlp.down_proj": "bf16", "kv_cache": "bf16"}
-    quantized = {"model.layers.1.mlp.down_proj": "nvfp4", "kv_cache": "fp8_e4m3"}
+def test_which_models_a_fault_applies_to(running: Start) -> None:
+    plain = running().model.formats
+    quantized = running(quantization="nvfp4", **FP8).model.formats
+    assert (plain["kv_cache"], quantized["kv_cache"]) == ("bf16", "fp8_e4m3")
+    assert quantized["model.layers.1.mlp.down_proj"] == "nvfp4"
     assert not parse_fault("kv_fnuz", FAULTS).applies_to(plain)
     assert parse_fault("kv_fnuz", FAULTS).applies_to(quantized)
+    assert not parse_fault("nibble_swap", FAULTS).applies_to(plain)
+    assert parse_fault("nibble_swap", FAULTS).applies_to(quantized)
     assert parse_fault("decode_gain", FAULTS).applies_to(plain)
     assert not parse_fault("decode_gain:module=*.layers.7.*", FAULTS).applies_to(plain)
     assert parse_fault("logprob_shift", FAULTS).applies_to(plain)

@@ -78,6 +78,7 @@ class RowsZeroAtBatch(ModuleFault):
     shows_in = "batch sizes from the minimum on"
     source = "flashinfer issue 3398"
     severity_by_default: ClassVar[Severity] = "clear"
+    module: str = "model.layers.0.mlp.down_proj"
     minimum: int = 8
     every: int = 8
 
