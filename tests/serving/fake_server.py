@@ -67,12 +67,6 @@ def main() -> int:
             "Traceback (most recent call last):\nRuntimeError: the fake server was told to fail", flush=True
         )
         return 3
-    if mode == "silent":
-        time.sleep(600)
-    if mode == "chatty":
-        while True:
-            print("Load weight begin", flush=True)
-            time.sleep(0.05)
     if mode == "port-busy":
         print(f"ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', {options.port}): "
               "address already in use", flush=True)  # fmt: skip

@@ -78,23 +78,6 @@ def test_an_early_exit_shows_code_command_log_and_its_reading(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("pids")
-def test_silence_ends_the_wait(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match=r"wrote nothing to its log for 0.5 s \(startup_timeout\)"):
-        start(config("silent", startup_timeout=0.5), log_path=tmp_path / "server.log")
-
-
-@pytest.mark.usefixtures("pids")
-def test_an_advancing_log_extends_the_wait_up_to_the_hard_limit(tmp_path: Path) -> None:
-    said: list[str] = []
-    limits = {"startup_timeout": 0.5, "startup_hard_limit": 1.5}
-    with pytest.raises(
-        ServerStartError, match=r"not ready after 1.5 s, the hard limit.*it was at: loading weights"
-    ):
-        start(config("chatty", **limits), log_path=tmp_path / "server.log", progress=said.append)
-    assert [stage.split(" (")[0] for stage in said] == ["loading weights"]
-
-
-@pytest.mark.usefixtures("pids")
 def test_a_server_that_hangs_on_a_busy_port_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
