@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -54,7 +55,8 @@ class NearDuplicates:
         datasketch.
         """
         self.threshold = threshold
-        self._shingles: list[frozenset[int]] = []
+        # Arrays, since a set of small numbers takes twenty times their size.
+        self._shingles: list[array[int]] = []
         self._index, self._empty = _make_index(threshold)
 
     def add(self, text: str) -> int | None:
@@ -66,7 +68,7 @@ class NearDuplicates:
         sketch = self._sketch(own)
         found = self._best(own, sketch)
         self._index.insert(len(self._shingles), sketch, check_duplication=False)
-        self._shingles.append(own)
+        self._shingles.append(array("I", own))
         return found
 
     def find(self, text: str) -> int | None:
@@ -75,7 +77,10 @@ class NearDuplicates:
         return self._best(own, self._sketch(own))
 
     def _best(self, own: frozenset[int], sketch: MinHash) -> int | None:
-        near = [(similarity(own, self._shingles[number]), -number) for number in self._index.query(sketch)]
+        near = [
+            (similarity(own, frozenset(self._shingles[number])), -number)
+            for number in self._index.query(sketch)
+        ]
         best, negative = max(near, default=(0.0, 0))
         return -negative if best >= self.threshold else None
 
