@@ -16,7 +16,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("markexpr") or config.getoption("keyword"):
         return
     long_ones = [
-        item for item in items if item.path.is_relative_to(HERE) and LONG & {m.name for m in item.iter_markers()}
+        item
+        for item in items
+        if item.path.is_relative_to(HERE) and LONG & {m.name for m in item.iter_markers()}
     ]
     if long_ones:
         config.hook.pytest_deselected(items=long_ones)
