@@ -181,6 +181,11 @@ class DoubleBOS(Fault):
         if self.token < 0:
             raise ValueError(f"token is {self.token}; a token id is needed")
 
+    @property
+    def severity(self) -> Severity:
+        """A count that is off gives the fault away."""
+        return "clear" if self.counted else "subtle"
+
     def register(self, hooks: Hooks) -> None:
         hooks.request.append(self._prepend)
         if not self.counted:
