@@ -12,7 +12,7 @@ from types import TracebackType
 
 from pytest_quantguard.baseline.recording import Recording
 from pytest_quantguard.config import EmulatorServer
-from pytest_quantguard.errors import InvalidAnswerError, QuantguardError, ServerDiedError
+from pytest_quantguard.errors import QuantguardError, ServerDiedError
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Progress, Trial, TrialOptions
@@ -97,8 +97,8 @@ class Bench:
 def judge_stages(trial: Trial, stages: Sequence[Sequence[Check]]) -> Iterator[list[CheckResult]]:
     """The results of each stage, in turn: a caller that has seen enough stops asking.
 
-    A check that could not be judged is an "error", as in a gate, with its reason as the message; one whose
-    cell's answers were refused is told from others by `extra["unusable"]`.
+    A check that could not be judged is an "error", as in a gate, with its reason as the message and the
+    class of the reason as `extra["error"]`.
     """
     for stage in stages:
         yield [_judge(trial, check) for check in stage]
@@ -116,5 +116,5 @@ def _judge(trial: Trial, check: Check) -> CheckResult:
             metric=check.metric,
             outcome="error",
             message=str(error),
-            extra={"unusable": isinstance(error, InvalidAnswerError), "error": type(error).__name__},
+            extra={"error": type(error).__name__},
         )

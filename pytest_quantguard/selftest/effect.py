@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_quantguard.baseline.recording import Cell, CellKey
 from pytest_quantguard.config import GateConfig
@@ -43,9 +43,11 @@ def measure_effect(trial: Trial, clean: Mapping[CellKey, Cell]) -> Effect | None
 
 
 def advise(
-    config: GateConfig, fault: FaultResult, effect: Effect | None, results: Iterable[CheckResult]
+    config: GateConfig, fault: FaultResult, effect: Effect | None, results: Sequence[CheckResult]
 ) -> str:
     """Why a fault was missed, and what would catch it. results: of every check that was judged."""
+    if any(result.outcome == "warned" for result in results):
+        return "drift only warns of it: accuracy.drift.on_failure is warn"
     beyond = [result for result in results if result.outcome == "passed" and _is_beyond(result)]
     if beyond:
         first = beyond[0]

@@ -11,8 +11,8 @@ from pytest_quantguard.results import Kind, Outcome, Result
 Status = Literal["caught", "warned", "missed", "not_tried"]
 """warned: the gate only warns of it and stays green."""
 KindStatus = Literal["caught", "warned", "missed", "unusable", "not_measured"]
-"""What the checks of one kind made of a fault. unusable: they had no answers that could be judged, because
-other checks had refused them. not_measured: the fault had been caught before their turn."""
+"""What the checks of one kind made of a fault. unusable: there were no answers that they could judge, because
+others had refused them or the server had died. not_measured: the fault had been caught before their turn."""
 
 
 class FaultCheck(Result):

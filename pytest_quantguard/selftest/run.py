@@ -229,7 +229,7 @@ class _Selftest:
     def _kind_status(self, kind: Kind, results: Iterable[CheckResult]) -> KindStatus:
         own = [result for result in results if result.kind == kind]
         caught = [result for result in own if self._catches(result)]
-        if any(not result.extra.get("unusable") for result in caught):
+        if any(result.outcome == "failed" or kind in ("server", "validity") for result in caught):
             return "caught"
         if any(result.outcome == "warned" for result in own):
             return "warned"

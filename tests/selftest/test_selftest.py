@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from pytest_quantguard.errors import BaselineError, ConfigError
 from pytest_quantguard.gate.accept import accept_run
 from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.trial import Trial, TrialOptions
+from pytest_quantguard.selftest.bench import Bench, judge_stages
+from pytest_quantguard.selftest.plan import plan_selftest
 from pytest_quantguard.selftest.report import render_markdown, render_text
 from pytest_quantguard.selftest.results import FaultResult, SelftestResult
 from pytest_quantguard.selftest.run import SelftestOptions, run_selftest
+from pytest_quantguard.serving.ports import listener_of
 from tests.selftest.models import tiny_config, write_config
 
 TRIED = (
@@ -220,6 +225,29 @@ def test_the_command_prints_json_and_its_verdict(project: Path, capsys: pytest.C
     assert (project / "out" / "tiny" / "selftest" / "server.log").is_file()
     assert "clean run 1 of 1: no alarm" in shown.err
     assert "fault 2 of 2: logprob_sentinel: caught" in shown.err
+
+
+def test_a_fault_that_kills_the_server_is_caught_and_the_next_gets_another(project: Path) -> None:
+    path = write_config(project, tiny_config())
+    config = load_config(path)
+    trial = Trial(config, path, TrialOptions(project), lambda _: None)
+    plan = plan_selftest(config, trial.baseline(), prompts=2, score_tokens=2)
+    said: list[str] = []
+    with Bench(plan, path, project / "selftest", said.append) as bench:
+        trial = bench.trial(["nibble_swap"])
+        first = trial.server()
+        listener = listener_of(int(first.url.rpartition(":")[2]))
+        assert listener is not None
+        os.kill(listener.pid, signal.SIGKILL)
+        results = [result for stage in judge_stages(trial, plan.stages()) for result in stage]
+        assert {result.extra["error"] for result in results if result.outcome == "error"} == {
+            "ServerDiedError"
+        }
+        assert sum(result.outcome == "error" for result in results) == len(results) - 1
+        again = bench.trial()
+        assert again.server().url != first.url
+        assert next(judge_stages(again, plan.stages()))[0].outcome == "passed"
+    assert any("died of the last fault" in line for line in said)
 
 
 class TestBadInput:
