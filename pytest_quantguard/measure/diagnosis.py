@@ -19,7 +19,6 @@ from pytest_quantguard.measure.asking import shorten
 from pytest_quantguard.measure.observations import (
     Float64,
     Int64,
-    LogitScale,
     Observations,
     clearly_worse,
     onset,
@@ -186,7 +185,7 @@ def sets_in_late(seen: Observations) -> Iterator[Diagnosis]:
 def logits_scaled(seen: Observations) -> Iterator[Diagnosis]:
     """The ranking of tokens has survived, their log-probabilities are stretched."""
     for key, scale in sorted(seen.logit_scales.items()):
-        if key in seen.cells and _is_stretched(scale):
+        if key in seen.cells and abs(scale.stretch - 1) > STRETCHED and scale.fit > STRETCHED_FIT:
             divergence = seen.cells[key]
             yield Diagnosis(
                 "logits_scaled",
@@ -344,14 +343,6 @@ def _batch_sentence(phase: Phase, sizes: list[int], worse: list[int]) -> str:
 
 def _odd_sized(size: int) -> bool:
     return size & (size - 1) != 0
-
-
-def _is_stretched(scale: LogitScale) -> bool:
-    """Noise of its own widens the spread or flattens the slope; a factor moves both to the same side of 1."""
-    if abs(scale.stretch - 1) <= STRETCHED or scale.fit <= STRETCHED_FIT:
-        return False
-    same_side = (scale.stretch > 1) == (scale.slope > 1)
-    return same_side and abs(scale.slope - 1) > STRETCHED / 4
 
 
 def _late(seen: Observations, begin: int, evidence: str) -> Diagnosis:

@@ -24,7 +24,9 @@ SAYS_NOTHING_OF_NUMBERS = frozenset(
         *("model_folder", "process_id", "running", "queued"),
     }
 )
-"""Server arguments that differ from start to start or machine to machine, at any depth; they are not recorded."""
+"""Server arguments that differ from start to start or machine to machine, at any depth; they are not
+recorded.
+"""
 
 
 def describe_model(asked_of: ServerConfig, capabilities: Capabilities, *, vocab_size: int) -> ModelRecord:

@@ -35,12 +35,13 @@ LEAST_SIDE = 0.1
 class LogitScale:
     """How the candidate's log-probabilities spread, over the tokens that both sides returned.
 
-    Medians over positions. stretch: their standard deviation over the baseline's. slope: of the regression
-    on the baseline's, which noise flattens. fit: squared correlation.
+    Medians over positions. stretch: their standard deviation over the baseline's. (Not the slope of a
+    regression, which noise flattens; a final normalisation keeps the spread as it is, however noisy the
+    layers before it.)
+    fit: squared correlation.
     """
 
     stretch: float
-    slope: float
     fit: float
 
 
@@ -139,12 +140,12 @@ def fit_logit_scale(baseline: Cell, candidate: Cell) -> LogitScale:
     parts = [_spreads(*pair, lookup) for pair in zip(baseline.rows, candidate.rows, strict=True)]
     spreads = np.concatenate(parts)
     if spreads.size == 0:
-        return LogitScale(1.0, 1.0, 0.0)
+        return LogitScale(1.0, 0.0)
     return LogitScale(*np.median(spreads, axis=0).tolist())
 
 
 def _spreads(ours: TopLogprobs, theirs: TopLogprobs, lookup: Lookup) -> Float64:
-    """float64 [rows, 3]: stretch, slope and fit of each row where both sides vary over what they share."""
+    """float64 [rows, 2]: stretch and fit of each row where both sides vary over what they share."""
     place = lookup.find(ours.token_ids, theirs.token_ids)
     shared = place >= 0
     count = np.maximum(shared.sum(axis=1, keepdims=True), 1)
@@ -158,4 +159,4 @@ def _spreads(ours: TopLogprobs, theirs: TopLogprobs, lookup: Lookup) -> Float64:
     xx, xy, yy = (np.einsum("ij,ij->i", a, b) for a, b in ((x, x), (x, y), (y, y)))
     known = (xx > 0) & (yy > 0)
     xx, xy, yy = xx[known], xy[known], yy[known]
-    return np.stack([np.sqrt(yy / xx), xy / xx, xy * xy / (xx * yy)], axis=1)
+    return np.stack([np.sqrt(yy / xx), xy * xy / (xx * yy)], axis=1)
