@@ -95,7 +95,7 @@ def measure_sensitivity(
     """
     started = time.perf_counter()
     scheme = check_format(options.format or _scheme(config), "format")
-    folder, dtype = _unquantized(config, progress)
+    model, folder, dtype = _unquantized(config, progress)
     prompts = _prompts(config, config_path, folder, options.prompts)
     checkpoint = load_checkpoint(folder, dtype=dtype, progress=progress)
     groups = module_groups(checkpoint, options.grouping)
@@ -108,7 +108,7 @@ def measure_sensitivity(
     everything, *alone = found
     return SensitivityResult(
         name=config.name,
-        model=str(folder),
+        model=model,
         format=scheme.name,
         grouping=options.grouping,
         prompts=len(prompts),
@@ -275,7 +275,7 @@ def _unquantized(config: GateConfig, progress: Progress) -> tuple[Path, Literal[
             continue
         folder = resolve_model(server.model_path, progress=progress)
         if read_quantization_config(folder, []) is None:
-            return folder, "float32" if server.dtype == "float32" else "bfloat16"
+            return server.model_path, folder, "float32" if server.dtype == "float32" else "bfloat16"
     raise ConfigError(
         f"{config.name}: neither `reference` nor `candidate` names the folder of an unquantized model, and "
         "only one can be quantized group by group. Add it as reference: {backend: emulator, model_path: ...}."

@@ -63,12 +63,12 @@ def execute(arguments: argparse.Namespace) -> int:
 def _lines(result: SensitivityResult, top: int | None) -> list[str]:
     """The ranking for people."""
     groups = result.groups[:top]
-    width = max(len(group.name) for group in (*groups, result.everything))
+    title = "group, quantized alone"
+    width = max(len(title), *(len(group.name) for group in (*groups, result.everything)))
     lines = [
         f"{result.name}: {result.model} in {result.format}, {result.prompts} prompts, {result.positions} "
         f"positions, {result.seconds:.0f} s",
-        f"{'group, quantized alone':<{width}}   mean KL  95 % interval       agreement  weights    bits  "
-        "bits if kept*",
+        f"{title:<{width}}   mean KL  95 % interval       agreement  weights    bits  bits if kept*",
         *(_line(group, width, kept=True) for group in groups),
     ]
     if len(groups) < len(result.groups):
