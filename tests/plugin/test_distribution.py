@@ -33,6 +33,7 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
     spread.pytester.makepyfile(
         test_user="def test_user(quantguard_server):\n    pass\n\n\ndef test_plain():\n    pass\n"
     )
+    spread.candidate.paths.clear()
     result = run(spread, "--quantguard-config=other.yaml", "test_user.py")
     result.assert_outcomes(passed=2 * 18 + 3)
     workers: dict[str, set[str]] = {}
@@ -42,6 +43,9 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
             if test_id.startswith(f"{name}::") or test_id.endswith(f"@{name}"):
                 workers.setdefault(name, set()).add(worker)
     assert {name: len(found) for name, found in workers.items()} == {"toy": 1, "other": 1}
+    ids = (spread.folder / "who.txt").read_text()
+    assert "test_user.py::test_user[toy]@toy" in ids
+    assert "test_user.py::test_user[other]@other" in ids
     assert spread.candidate.paths.count("/generate") == 2 * (6 + 2 * (8 + 2)), "each gate measured once"
     result.stdout.fnmatch_lines(["toy: PASSED (18 of 18*", "other: PASSED (18 of 18*"])
     for name in ("toy", "other"):

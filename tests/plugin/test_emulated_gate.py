@@ -116,7 +116,9 @@ def test_no_server_survives_pytest(tiny: pytest.Pytester, number: signal.Signals
         "import time\n\n\ndef test_wait(quantguard_server):\n"
         "    open('port', 'w').write(quantguard_server.url)\n    time.sleep(600)\n"
     )
-    command = [sys.executable, "-m", "pytest", "--quantguard-config=gate.yaml", "test_wait.py", "-k", "wait"]
+    # A runner in the background has SIGINT ignored, and its children inherit that.
+    heeded = "import signal, pytest; signal.signal(2, signal.default_int_handler); pytest.console_main()"
+    command = [sys.executable, "-c", heeded, "--quantguard-config=gate.yaml", "test_wait.py", "-k", "wait"]
     process = subprocess.Popen(command, cwd=tiny.path, stdout=subprocess.DEVNULL, env={**os.environ})
     try:
         wait_for((tiny.path / "port").is_file, "the server to run")
