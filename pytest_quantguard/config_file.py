@@ -62,8 +62,8 @@ def load_configs(paths: Iterable[Path]) -> list[GateConfig]:
         config = load_config(path)
         if config.name in seen:
             raise ConfigError(
-                f"Two configs are named '{config.name}': {seen[config.name]} and {path}. The name identifies "
-                "the tests and the output folder, so each config needs its own `name`."
+                f"Two configs are named '{config.name}': {seen[config.name]} and {path}. The name "
+                "identifies the tests and the output folder, so each config needs its own `name`."
             )
         seen[config.name] = path
         configs.append(config)
@@ -235,8 +235,8 @@ class _YamlReader:
             if key_node.value in lines:
                 first = lines[key_node.value]
                 self.problems.append(
-                    f"{self._at(key_node.start_mark)}: {_dotted((*path, key_node.value))}: this key is given "
-                    f"twice; the first is in line {first}."
+                    f"{self._at(key_node.start_mark)}: {_dotted((*path, key_node.value))}: this key is "
+                    f"given twice; the first is in line {first}."
                 )
             lines.setdefault(key_node.value, line)
 

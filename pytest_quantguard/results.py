@@ -167,8 +167,7 @@ def write_result(folder: Path, result: RunResult) -> Path:
     except OSError as error:
         raise QuantguardError(
             f"The result could not be written to {path}: {error.strerror or error}. Free space or "
-            "permissions there, "
-            "or choose another folder with --quantguard-output=DIR."
+            "permissions there, or choose another folder with --quantguard-output=DIR."
         ) from error
     return path
 
@@ -190,8 +189,7 @@ def read_result(path: Path) -> RunResult:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise QuantguardError(
             f"{file} has schema version {version}; this pytest-quantguard reads up to {SCHEMA_VERSION}. "
-            "Upgrade with: "
-            "pip install -U pytest-quantguard."
+            "Upgrade with: pip install -U pytest-quantguard."
         )
     try:
         return RunResult.model_validate(loaded)

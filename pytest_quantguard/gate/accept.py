@@ -28,8 +28,8 @@ def accept_run(trial: Trial) -> str:
     if failed:
         named = ", ".join(failed[:5]) + (", ..." if len(failed) > 5 else "")
         raise BaselineError(
-            f"Not accepted: {len(failed)} checks failed ({named}). Mend them or change their bounds, "
-            "then accept again."
+            f"Not accepted: {len(failed)} checks failed ({named}). Mend them or change their bounds, then "
+            "accept again."
         )
     measured = trial.measured()
     firsts = [measurement for (_, warm, repeat), measurement in measured.items() if not warm and repeat == 0]

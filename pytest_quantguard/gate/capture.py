@@ -34,6 +34,6 @@ def record_baseline(trial: Trial) -> str:
     cells = len(recording.cells)
     return (
         f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "
-        f"{config.suite.score_tokens} scored "
-        f"tokens each, {cells} cells. Run the gate without the update flag to use it."
+        f"{config.suite.score_tokens} scored tokens each, {cells} cells. Run the gate without the update "
+        "flag to use it."
     )

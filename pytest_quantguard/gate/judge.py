@@ -129,8 +129,7 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     if verdict.passed:
         headline = (
             f"{compared.evidence[0]}: the KL between them is {number(between)}; at most {rule.max_kl} is "
-            "allowed "
-            f"(self_consistency.{check.comparison}.max_kl)."
+            f"allowed (self_consistency.{check.comparison}.max_kl)."
         )
     details = [
         *labelled(
@@ -249,9 +248,8 @@ def _affected(moved: DriftMeasurement) -> list[str]:
     first = moved.first
     text = (
         f"{moved.bits.share:.1%} are bit-identical to the accepted run; {first.prompts} prompts differ, the "
-        "first "
-        f"at span position {first.span_position}; with the fewest tokens before it: {first.prompt_id} after "
-        f"{first.text_position} tokens"
+        f"first at span position {first.span_position}; with the fewest tokens before it: {first.prompt_id} "
+        f"after {first.text_position} tokens"
     )
     return labelled("rows", text)
 
@@ -348,8 +346,7 @@ def _grown(metric: Metric, change: PairedChange, allowed: Increase) -> str:
     verb = "grew" if metric.better == "lower" else "fell"
     return (
         f"{metric.name} against BF16 {verb} by {grown} ({number(change.before)} to {number(change.after)}); "
-        "at most "
-        f"{allowed} is allowed"
+        f"at most {allowed} is allowed"
     )
 
 

@@ -88,8 +88,8 @@ def describe_worst(
     for place in worst_positions(metric, divergence):
         prompt = prompts[place.prompt]
         lines.append(
-            f"    prompt {prompt.id}, position {place.position} of {prompt.span_ids.size}: "
-            f"{metric.array} {number(place.value)}"
+            f"    prompt {prompt.id}, position {place.position} of {prompt.span_ids.size}: {metric.array} "
+            f"{number(place.value)}"
         )
         lines += _shown("after", repr(_context(trial, prompt, place.position)))
         lines += _shown("reference", repr(text_of(trial, [int(prompt.span_ids[place.position])])))

@@ -28,8 +28,7 @@ def time_requests(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
     if len(prompts) < cell.batch_size:
         raise BaselineError(
             f"{check.name}: the baseline has {len(prompts)} prompts, a batch of {cell.batch_size} cannot be "
-            "timed. "
-            "Remove the batch size from suite.batch_sizes, or enlarge the suite."
+            "timed. Remove the batch size from suite.batch_sizes, or enlarge the suite."
         )
     if cell.phase == "prefill":
         requests, top_logprobs = [_scoring(prompt) for prompt in prompts], trial.config.suite.top_logprobs

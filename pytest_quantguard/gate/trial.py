@@ -205,8 +205,7 @@ class Trial:
         except BaselineError as error:
             raise BaselineError(
                 f"{self.config.name}: drift is judged against an accepted run, and there is none that can "
-                "be used. "
-                f"{error}\nIf this candidate is as it should be, accept it: {self.accept_command}"
+                f"be used. {error}\nIf this candidate is as it should be, accept it: {self.accept_command}"
             ) from error
         require_same_texts(accepted, baseline)
         return accepted
