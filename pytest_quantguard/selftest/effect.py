@@ -86,6 +86,8 @@ def _missing(config: GateConfig, fault: FaultResult) -> str:
         return "; add decode to suite.phases"
     if "long prompts" in where:
         return f"; suite.max_prompt_tokens is {config.suite.max_prompt_tokens}"
+    if where.startswith("some "):
+        return "; with --prompts all there are more that it may strike"
     if "batch size" in where:
         return f"; suite.batch_sizes is {config.suite.batch_sizes}"
     return ""
