@@ -11,6 +11,8 @@ import pytest_quantguard
 from pytest_quantguard.commands import (
     ExitCode,
     accept,
+    analyze,
+    calibration_set,
     capture,
     check_checkpoint,
     emulate,
@@ -29,6 +31,8 @@ COMMANDS: tuple[ModuleType, ...] = (
     check_checkpoint,
     selftest,
     sensitivity,
+    analyze,
+    calibration_set,
     schema,
 )
 """In the order of --help. Each has NAME, SUMMARY, DESCRIPTION, add_arguments(parser), execute(arguments)."""
