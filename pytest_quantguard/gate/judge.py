@@ -6,6 +6,7 @@ Raises `QuantguardError` where a check cannot be judged; a check that was judged
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Decision, Increase
@@ -68,9 +69,7 @@ def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
         smallest_detectable=_detectable(interval),
     )
     jitter = _jitter(trial, key, metric)
-    result = _result(check, verdict, metric).model_copy(
-        update={"extra": {"repeats": jitter} if jitter else {}}
-    )
+    result = _result(check, verdict, metric, {"repeats": jitter} if jitter else {})
     if verdict.passed:
         return result
     _require_judged(trial, verdict, f"accuracy.{metric.name}")
@@ -109,19 +108,16 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
     verdict = _decide_increase(metric, change, rule.max_increase, rule.decision)
     between = compared.between.aggregate("kl_mean")
     beyond = rule.max_kl is not None and between > rule.max_kl
-    result = _result(check, verdict, metric).model_copy(
-        update={
-            "extra": {
-                "comparison": check.comparison,
-                "before": change.before,
-                "after": change.after,
-                "kl_between": between,
-                "max_kl": rule.max_kl,
-                "identical_share": compared.bits.share,
-                "evidence": list(compared.evidence),
-            }
-        }
-    )
+    figures = {
+        "comparison": check.comparison,
+        "before": change.before,
+        "after": change.after,
+        "kl_between": between,
+        "max_kl": rule.max_kl,
+        "identical_share": compared.bits.share,
+        "evidence": list(compared.evidence),
+    }
+    result = _result(check, verdict, metric, figures)
     if verdict.passed and not beyond:
         return result
     _require_judged(trial, verdict, f"self_consistency.{check.comparison}.max_increase")
@@ -207,9 +203,7 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
             interval=intervals_of(trial, ("drift", key), moved.between).get(metric.name),
         )
         headline = f"accepted run against candidate: {_headline(verdict, check.bound.limit, metric)}"
-    result = _result(check, verdict, metric).model_copy(
-        update={"extra": _drift_figures(check, change, moved)}
-    )
+    result = _result(check, verdict, metric, _drift_figures(check, change, moved))
     if verdict.passed:
         return result
     _require_judged(trial, verdict, f"accuracy.drift.{metric.name}")
@@ -231,7 +225,7 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
     return failed.model_copy(update={"outcome": "warned"}) if drift.on_failure == "warn" else failed
 
 
-def _drift_figures(check: Check, change: PairedChange, moved: DriftMeasurement) -> dict[str, object]:
+def _drift_figures(check: Check, change: PairedChange, moved: DriftMeasurement) -> dict[str, Any]:
     return {
         "comparison": check.metric if check.drift_bound else f"divergence {check.metric}",
         "before": change.before,
@@ -295,7 +289,7 @@ def _detectable(interval: Interval | None) -> float | None:
     return smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters)
 
 
-def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
+def _result(check: Check, verdict: Verdict, metric: Metric, extra: dict[str, Any]) -> CheckResult:
     outcome: Outcome = "passed" if verdict.passed else "failed"
     interval = verdict.interval
     return CheckResult(
@@ -315,6 +309,7 @@ def _result(check: Check, verdict: Verdict, metric: Metric) -> CheckResult:
         decision=verdict.decision,
         outcome=outcome,
         message=verdict.sentence,
+        extra=extra,
     )
 
 

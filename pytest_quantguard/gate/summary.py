@@ -30,7 +30,15 @@ PART_METRICS = ("kl_mean", "agreement")
 def summarize(trial: Trial) -> TrialResult:
     """Everything that is known so far; asks the server nothing and never fails."""
     cells, running = _cells(trial), trial.running_server()
-    server_notes = running.notes if running is not None else ()
+    notes = [
+        *(running.notes if running is not None else ()),
+        *(note for cell in cells for note in cell.notes),
+    ]
+    try:
+        diagnosis = diagnose_trial(trial)
+    except QuantguardError as error:
+        diagnosis = []
+        notes.append(f"no diagnosis: {error}")
     return TrialResult(
         name=trial.config.name,
         config_path=str(trial.config_path),
@@ -42,8 +50,8 @@ def summarize(trial: Trial) -> TrialResult:
         accepted=_manifest(trial.known_accepted()),
         environment=_environment(),
         cells=cells,
-        diagnosis=diagnose_trial(trial),
-        notes=list(dict.fromkeys([*server_notes, *(note for cell in cells for note in cell.notes)])),
+        diagnosis=diagnosis,
+        notes=list(dict.fromkeys(notes)),
     )
 
 

@@ -18,7 +18,14 @@ from pytest_quantguard.baseline.manifest import ModelRecord
 from pytest_quantguard.baseline.recording import CellKey, Recording
 from pytest_quantguard.baseline.store import accepted_path, read_recording
 from pytest_quantguard.config import AttachServer, GateConfig
-from pytest_quantguard.errors import BaselineError, QuantguardError, ServerDiedError, ServerStartError
+from pytest_quantguard.errors import (
+    BaselineError,
+    InvalidAnswerError,
+    QuantguardError,
+    RequestRejectedError,
+    ServerError,
+    ServerStartError,
+)
 from pytest_quantguard.gate.portable import portable_server
 from pytest_quantguard.measure.cells import CellMeasurement, measure_cell
 from pytest_quantguard.measure.comparison import CellComparison, compare_cells
@@ -27,6 +34,9 @@ from pytest_quantguard.measure.drift import require_same_texts
 from pytest_quantguard.measure.identity import describe_model
 from pytest_quantguard.prompts.suite import PromptSuite, load_suite
 from pytest_quantguard.serving.launch import RunningServer, start
+
+STILL_USABLE = (InvalidAnswerError, RequestRejectedError)
+"""After these the server can be asked again; any other error of it ends the session's use of it."""
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -57,7 +67,7 @@ class Trial:
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     _had: dict[Hashable, Any] = field(default_factory=dict)
     _failed: dict[Hashable, QuantguardError] = field(default_factory=dict)
-    _told: dict[int, str] = field(default_factory=dict)
+    _told: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -130,14 +140,14 @@ class Trial:
                 self._had[part] = make()
             except QuantguardError as error:
                 self._failed[part] = error
-                if isinstance(error, ServerDiedError):
+                if isinstance(error, ServerError) and not isinstance(error, STILL_USABLE):
                     self._failed["server"] = error
                 raise
         return cast(T, self._had[part])
 
     def told(self, error: QuantguardError, test_id: str) -> str:
-        """The first test that told of this error, which is `test_id` if none has."""
-        return self._told.setdefault(id(error), test_id)
+        """The first test that told of this error, by its text; which is `test_id` if none has."""
+        return self._told.setdefault(str(error), test_id)
 
     def touched(self) -> bool:
         """Whether anything was asked of this trial."""
