@@ -113,11 +113,13 @@ def measure_cell(
                 asked=asked,
             )
     rows, notes = _uniform([span.rows for span in spans], asked=top_logprobs)
-    if key.phase == "decode" and decode is not None and decode.note is not None:
-        notes = (decode.note, *notes)
+    mode: Literal["prefill", "forced", "resync"] = "prefill"
+    if key.phase == "decode" and decode is not None:
+        mode = decode.mode
+        notes = (*_decode_notes(key, decode, asker.cost, spans), *notes)
     return CellMeasurement(
         cell=Cell(key, batches, rows),
-        mode="prefill" if key.phase == "prefill" or decode is None else decode.mode,
+        mode=mode,
         warm=warm,
         cost=asker.cost,
         decoded=tuple(span.decoded for span in spans),
@@ -162,6 +164,20 @@ def _fill_cache(asker: Asker, prompts: Sequence[PromptRecord], *, asked: str) ->
         [GenerateRequest(input_ids=token_tuple(prompt.prefix_ids)) for prompt in prompts],
         asked=f"{asked}, filling the prefix cache",
         prompt_ids=[prompt.id for prompt in prompts],
+    )
+
+
+def _decode_notes(
+    key: CellKey, decode: DecodeChoice, cost: Cost, spans: Sequence[DecodedSpan]
+) -> tuple[str, ...]:
+    """Why this mode, and how much of a resync was decode: both matter to who reads the result."""
+    notes = () if decode.note is None else (decode.note,)
+    if decode.mode == "forced":
+        return notes
+    share = float(np.concatenate([span.decoded for span in spans]).mean())
+    return (
+        *notes,
+        f"{key}: resync took {cost.requests} requests, {share:.0%} of the positions came out of decode steps",
     )
 
 

@@ -124,6 +124,9 @@ def test_resync_says_which_rows_a_decode_step_made() -> None:
     measurement = measure_cell(
         ToyClient(model), prompts, CellKey("decode", 1), top_logprobs=WIDTH, decode=RESYNC
     )
+    assert measurement.notes == (
+        "decode-bs1: resync took 2 requests, 67% of the positions came out of decode steps",
+    )
     # Positions 0 and 3 open a request: 0..2 (divergence at 2), then 3..5.
     assert measurement.decoded[0].tolist() == [False, True, True, False, True, True]
     assert measurement.cost.requests == 2

@@ -77,7 +77,7 @@ def measure(client: EngineClient, prompts, key: CellKey, *, warm: bool = False) 
 def observe(client: EngineClient, reference: Reference) -> Observations:
     measured: dict[CellKey, CellMeasurement] = {}
     unusable: dict[CellKey, str] = {}
-    for key in KEYS:
+    for key in reference.cells:
         try:
             measured[key] = measure(client, reference.prompts, key)
             compare_cells(reference.cells[key], measured[key].cell)
