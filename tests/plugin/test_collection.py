@@ -26,7 +26,7 @@ def test_without_paths_only_the_gate_is_collected(project: Project) -> None:
 
 
 def test_testpaths_do_not_count_as_paths(project: Project) -> None:
-    project.pytester.makeini("[pytest]\ntestpaths = tests\n")
+    project.pytester.makeini("[pytest]\ntestpaths = tests\naddopts = --assert=plain -p no:hypothesispytest\n")
     (project.folder / "tests").mkdir()
     (project.folder / "tests" / "test_own.py").write_text(OWN_TEST)
     assert "tests/test_own.py::test_own" not in collected(project.run("--collect-only", "-q"))
