@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.benchmark_suite
-ROUNDS = 15
+ROUNDS = 7
 
 
 def processor_seconds(folder: Path, *options: str) -> float:
