@@ -268,8 +268,10 @@ def _scheme(config: GateConfig) -> str:
     return scheme if isinstance(scheme, str) and scheme in FORMATS and scheme != "bf16" else "nvfp4"
 
 
-def _unquantized(config: GateConfig, progress: Progress) -> tuple[Path, Literal["bfloat16", "float32"]]:
-    """The folder of the model without quantization, of the reference before that of the candidate."""
+def _unquantized(config: GateConfig, progress: Progress) -> tuple[str, Path, Literal["bfloat16", "float32"]]:
+    """The model without quantization as the config names it, its folder and compute type; the reference's
+    before the candidate's.
+    """
     for server in (config.reference, config.candidate):
         if server is None or isinstance(server, AttachServer):
             continue
