@@ -1,6 +1,6 @@
 """Tests of your own beside the built-in gate: they share its server and its measurements.
 
-    pytest --quantguard-config=examples/smollm2-nvfp4.yaml examples/test_custom.py
+pytest --quantguard-config=examples/smollm2-nvfp4.yaml examples/test_custom.py
 """
 
 from pytest_quantguard.serving.answers import GenerateRequest

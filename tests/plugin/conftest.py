@@ -97,7 +97,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.delenv("BUILD_NUMBER", raising=False)
     reference, candidate = Toy(), Toy(noise=0.1, quantization="fp8")
     (pytester.path / "prompts.jsonl").write_text(PROMPTS)
-    pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p no:hypothesispytest -p no:anyio --assert=plain\n")
+    spared = "-p no:cacheprovider -p no:hypothesispytest -p no:anyio --assert=plain"
+    pytester.makeini(f"[pytest]\naddopts = {spared}\n")
     with ExitStack() as stack:
         urls = [stack.enter_context(serve(toy)) for toy in (reference, candidate)]
         project = Project(pytester, reference, candidate, toy_config(*urls))
