@@ -137,6 +137,7 @@ class RunResult(TrialResult):
     schema_version: Literal[1] = SCHEMA_VERSION
     verdict: Literal["passed", "failed", "incomplete"]
     partial: bool = Field(description="The run ended before every selected check had a result.")
+    unselected: int = Field(default=0, description="Checks of the config that -k, -m or ids left out.")
     finished: str
     seconds: float
     checks: list[CheckResult]

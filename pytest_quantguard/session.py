@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_quantguard.config_file import load_configs
+from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.gate.summary import summarize
 from pytest_quantguard.gate.trial import Trial, TrialOptions
 from pytest_quantguard.results import CheckResult, RunResult, TrialResult, write_result
@@ -97,7 +98,9 @@ class GateSession:
             if not self.planned.get(name) and not self.checks.get(name):
                 continue
             known = self.published.get(name) or summarize(trial)
-            result = self._result(known, list(self.checks.get(name, {}).values()))
+            everything = {check.name for check in plan_checks(trial.config)}
+            unselected = everything - set(self.planned.get(name, ())) - self.checks.get(name, {}).keys()
+            result = self._result(known, list(self.checks.get(name, {}).values()), len(unselected))
             self.written[name] = write_result(trial.options.output, result)
             results.append(result)
         return results
@@ -107,7 +110,7 @@ class GateSession:
         for trial in self._trials or []:
             trial.close()
 
-    def _result(self, known: TrialResult, checks: Iterable[CheckResult]) -> RunResult:
+    def _result(self, known: TrialResult, checks: Iterable[CheckResult], unselected: int) -> RunResult:
         found = list(checks)
         order = {check_id: index for index, check_id in enumerate(self.planned.get(known.name, []))}
         found.sort(key=lambda check: order.get(check.id, len(order)))
@@ -119,6 +122,7 @@ class GateSession:
             **dict(known),
             verdict="failed" if failed else "incomplete" if partial or nothing else "passed",
             partial=partial,
+            unselected=unselected,
             finished=finished.isoformat(timespec="seconds"),
             seconds=round((finished - self.started).total_seconds(), 3),
             checks=found,

@@ -61,6 +61,8 @@ def _verdict(result: RunResult) -> Line:
         )
         if counts[outcome]
     ]
+    if result.unselected:
+        parts.append(f"{result.unselected} not selected")
     if result.partial:
         parts.append("the run ended early")
     text = f"{result.name}: {result.verdict.upper()} ({', '.join(parts)}; {result.seconds:.0f} s)"

@@ -113,6 +113,8 @@ def test_broken_bound_says_what_where_and_which_key(captured: Project) -> None:
     captured.candidate.noise = 0.8
     result = captured.run("-k", "server or (accuracy and kl_mean and prefill-bs4)")
     result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["toy: FAILED (1 of 2 checks held, 1 failed, 16 not selected; * s)"])
+    assert captured.result()["unselected"] == 16
     result.stdout.fnmatch_lines(
         [
             "prefill at batch size 4: kl_mean is 0.*; at most 0.1 is allowed.",
