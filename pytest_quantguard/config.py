@@ -11,23 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from pytest_quantguard.config_base import Bound as Bound
+from pytest_quantguard.config_base import Decision as Decision
+from pytest_quantguard.config_base import Increase as Increase
+from pytest_quantguard.config_base import Model as Model
 from pytest_quantguard.logprobs.metrics import METRICS
 
 Phase = Literal["prefill", "decode"]
-Decision = Literal["point", "proven_bad", "proven_good"]
-"""Broken when: the value is beyond it; its interval is wholly beyond; its interval is not wholly within."""
 ServerArg = bool | int | float | str | list[str | int | float] | dict[str, object] | None
 """True is a bare flag, null removes a default, a list repeats its values, a mapping is sent as JSON."""
-
-
-class Model(BaseModel):
-    """Base of all config models: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class LaunchedServer(Model):
@@ -120,64 +115,6 @@ class SuiteConfig(Model):
         if len(set(value)) != len(value):
             raise ValueError("the same entry is given twice")
         return value
-
-
-class Bound(Model):
-    """What a metric must hold: at most `max` where lower is better, at least `min` where higher is better."""
-
-    max: float | None = Field(default=None, allow_inf_nan=False)
-    min: float | None = Field(default=None, allow_inf_nan=False)
-    decision: Decision | None = Field(default=None, description="Default: `decision` of the section.")
-
-    @model_validator(mode="after")
-    def _one_side(self) -> Bound:
-        if (self.max is None) == (self.min is None):
-            raise ValueError("give exactly one of 'max' and 'min'")
-        return self
-
-    @property
-    def limit(self) -> float:
-        """The bound itself."""
-        limit = self.min if self.max is None else self.max
-        assert limit is not None
-        return limit
-
-    def __str__(self) -> str:
-        return f">= {self.min:g}" if self.max is None else f"<= {self.max:g}"
-
-
-class Increase(Model):
-    """How much worse a metric may become: a share of what it was (`10%`) or a step in its unit (`0.01`)."""
-
-    amount: float = Field(ge=0, allow_inf_nan=False)
-    relative: bool
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_scalar(cls, value: object) -> object:
-        if isinstance(value, dict):
-            return value
-        if isinstance(value, str) and (share := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", value)):
-            return {"amount": float(share[1]) / 100, "relative": True}
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return {"amount": float(value), "relative": False}
-        raise ValueError("give a share such as 10% or a number >= 0 in the metric's own unit")
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {
-            "title": "Increase",
-            "description": cls.__doc__,
-            "anyOf": [
-                {"type": "number", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*\d+(\.\d*)?\s*%\s*$"},
-            ],
-        }
-
-    def __str__(self) -> str:
-        return f"{self.amount:.3g}" if not self.relative else f"{self.amount * 100:.3g} %"
 
 
 class DriftBound(Model):
