@@ -17,10 +17,11 @@ from pytest_quantguard.emulator.linear import ActivationQuantizer, Linear
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One layer's columns of the fused output."""
+    """One layer's columns of the fused output. sound: how it quantizes its input without hooks."""
 
     name: str
     columns: slice
+    sound: ActivationQuantizer | None
     activation: ActivationQuantizer | None
 
 
@@ -28,6 +29,8 @@ class FusedLinear:
     """y = concatenation of quantize_i(x) @ W_i.T + b_i, float32, not rounded.
 
     One matrix product for all parts where they quantize their input alike; one per part where they do not.
+    Rows whose input no hook changes come out bit for bit as without hooks: another grouping of the products
+    would round differently, and a fault would seem to reach tokens that it does not touch.
     """
 
     def __init__(self, linears: Sequence[Linear], weight: Float32, hooks: Hooks) -> None:
@@ -41,10 +44,11 @@ class FusedLinear:
             activation = linear.activation
             for hook in hooks.activation:
                 activation = hook(linear.name, activation)
-            self._parts.append(_Part(linear.name, slice(start, stop), activation))
+            self._parts.append(_Part(linear.name, slice(start, stop), linear.activation, activation))
             start = stop
         self.bias = _joined_bias(linears)
-        self._uniform = all(part.activation == self._parts[0].activation for part in self._parts)
+        self._uniform = all(part.sound == self._parts[0].sound for part in self._parts)
+        self._hooked = bool(hooks.activation)
 
     @property
     def quantizes_input(self) -> bool:
@@ -59,11 +63,13 @@ class FusedLinear:
 
     def __call__(self, x: Float32, out: Float32, batch: ForwardBatch, hooks: Hooks) -> None:
         """x: float32 [rows, in_features] (not changed) -> out: float32 [rows, out_features]."""
-        if self._uniform and not hooks.linear_input:
-            activation = self._parts[0].activation
-            np.matmul(x if activation is None else activation(x), self.weight.T, out=out)
-        else:
-            self._apply_by_part(x, out, batch, hooks)
+        groups = [(slice(None), self._parts[0].sound)] if self._uniform else self._separate()
+        inputs = [x if sound is None else sound(x) for _, sound in groups]
+        for (columns, _), values in zip(groups, inputs, strict=True):
+            np.matmul(values, self.weight[columns].T, out=out[:, columns])
+        if hooks.linear_input or self._hooked:
+            for index, part in enumerate(self._parts):
+                self._redo(part, x, inputs[0 if self._uniform else index], out, batch, hooks)
         if self.bias is not None:
             out += self.bias
         if hooks.linear_output:
@@ -71,16 +77,21 @@ class FusedLinear:
                 for hook in hooks.linear_output:
                     out[:, part.columns] = hook(part.name, out[:, part.columns], batch)
 
-    def _apply_by_part(self, x: Float32, out: Float32, batch: ForwardBatch, hooks: Hooks) -> None:
-        for part in self._parts:
-            inputs = x
-            if hooks.linear_input:
-                inputs = x.copy()
-                for hook in hooks.linear_input:
-                    inputs = hook(part.name, inputs, batch)
-            if part.activation is not None:
-                inputs = part.activation(inputs)
-            np.matmul(inputs, self.weight[part.columns].T, out=out[:, part.columns])
+    def _separate(self) -> list[tuple[slice, ActivationQuantizer | None]]:
+        return [(part.columns, part.sound) for part in self._parts]
+
+    def _redo(
+        self, part: _Part, x: Float32, sound: Float32, out: Float32, batch: ForwardBatch, hooks: Hooks
+    ) -> None:
+        """Compute the rows of one part anew whose input differs from the sound one."""
+        inputs = x.copy()
+        for hook in hooks.linear_input:
+            inputs = hook(part.name, inputs, batch)
+        if part.activation is not None:
+            inputs = part.activation(inputs)
+        changed = np.flatnonzero((inputs != sound).any(axis=1))
+        if len(changed):
+            out[changed, part.columns] = inputs[changed] @ self.weight[part.columns].T
 
 
 def _joined_bias(linears: Sequence[Linear]) -> Float32 | None:

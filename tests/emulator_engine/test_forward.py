@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulator_formats.folders import GOLDEN
+from emulator_formats.folders import GOLDEN, random_model
 
 from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.formats.rounding import round_bfloat16
 from pytest_quantguard.emulator.hooks import Hooks
 
-from .conftest import MODELS, Running, full_rows
+from .conftest import Running, full_rows
+from .models import MODELS, REFERENCE_IDS, REFERENCE_SCALE
 from .reference import log_softmax, reference_logits
 
+ARCHITECTURES = Path(__file__).parents[1] / "data" / "architectures" / "logits.npz"
 Start = Callable[..., Running]
 Tokens = Callable[..., list[int]]
 
@@ -27,6 +29,34 @@ def test_float32_prefill_equals_the_definition(running: Start, tokens: Tokens, m
     np.testing.assert_allclose(
         one.score(ids), log_softmax(reference_logits(one.checkpoint, ids)), atol=2e-5, rtol=0
     )
+
+
+@pytest.fixture(scope="module")
+def transformers_rows() -> dict[str, np.ndarray]:
+    """Log-probabilities that the transformers library computed, by model; see make_reference.py there."""
+    with np.load(ARCHITECTURES) as logits:
+        return {name: log_softmax(logits[name].astype(np.float64)) for name in logits.files}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_architecture_equals_transformers(
+    tmp_path: Path, transformers_rows: dict[str, np.ndarray], model: str
+) -> None:
+    folder = random_model(tmp_path / model, scale=REFERENCE_SCALE, **MODELS[model])
+    one = Running(load_checkpoint(folder, dtype="float32"))
+    try:
+        rows = one.score(REFERENCE_IDS)
+    finally:
+        one.engine.stop()
+    np.testing.assert_allclose(rows, transformers_rows[model], atol=5e-5, rtol=0)
+
+
+def test_the_architectures_differ_by_more_than_the_tolerance(
+    transformers_rows: dict[str, np.ndarray],
+) -> None:
+    plain = transformers_rows["llama"]
+    for name in ("llama3_rope", "linear_rope"):  # the same weights
+        assert np.abs(transformers_rows[name] - plain).max() > 0.05
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -276,3 +276,28 @@ def test_weight_faults_switch_in_a_running_engine(running: Start, tokens: Tokens
     np.testing.assert_allclose(one.score(ids), -np.log(80), atol=1e-5)
     one.engine.switch_hooks(hooks_for([]))
     np.testing.assert_array_equal(one.score(ids), clean)
+
+
+@pytest.mark.parametrize("fault", ["input_scale_zero:every=50,module=*", "padded_rows_leak"])
+@pytest.mark.parametrize("quantization", ["nvfp4", "fp8", "bf16"])
+def test_a_hook_that_strikes_no_row_changes_no_bit(
+    running: Start, tokens: Tokens, fault: str, quantization: str
+) -> None:
+    ids = [token + 1 if token % 50 == 0 else token for token in tokens(60)]
+    clean = running(quantization=quantization).score(ids)
+    assert same(clean, running(quantization=quantization, faults=(fault,)).score(ids))
+
+
+def test_a_hook_that_strikes_one_prompt_leaves_its_neighbour_alone(running: Start, tokens: Tokens) -> None:
+    prompts = [[token | 1 for token in tokens(40, seed)] for seed in (1, 2)]
+    prompts[0][7] = 50
+    fault = ("input_scale_zero:every=50,module=model.layers.0.self_attn.k_proj",)
+    clean = running(quantization="nvfp4").run(prompts, max_new_tokens=0)
+    faulty = running(quantization="nvfp4", faults=fault).run(prompts, max_new_tokens=0)
+    assert not np.isfinite(full_rows(faulty[0])[8:]).any()
+    assert same(full_rows(clean[1]), full_rows(faulty[1]))
+
+
+def test_a_quantized_cache_is_no_layer() -> None:
+    formats = {"model.layers.0.mlp.down_proj": "bf16", "kv_cache": "fp8_e5m2"}
+    assert not parse_fault("global_scale_missing", FAULTS).applies_to(formats)

@@ -79,7 +79,7 @@ def damage(folder: Path, changes: Mapping[str, tuple[str, np.ndarray] | None]) -
     write_safetensors(folder / "model.safetensors", tensors)
 
 
-def random_model(folder: Path, seed: int = 0, **config: Any) -> Path:
+def random_model(folder: Path, seed: int = 0, scale: float = 0.1, **config: Any) -> Path:
     """A folder of random BF16 weights that fit `config` (merged over a tiny Llama's)."""
     merged = {
         "architectures": ["LlamaForCausalLM"],
@@ -121,7 +121,7 @@ def random_model(folder: Path, seed: int = 0, **config: Any) -> Path:
         if architecture == "Qwen3ForCausalLM":
             shapes[f"{prefix}.self_attn.q_norm"] = shapes[f"{prefix}.self_attn.k_norm"] = (head,)
     rng = np.random.default_rng(seed)
-    tensors = {f"{name}.weight": bf16(0.1 * rng.standard_normal(shape)) for name, shape in shapes.items()}
-    tensors.update({name: bf16(0.1 * rng.standard_normal(shape)) for name, shape in biases.items()})
+    tensors = {f"{name}.weight": bf16(scale * rng.standard_normal(shape)) for name, shape in shapes.items()}
+    tensors.update({name: bf16(scale * rng.standard_normal(shape)) for name, shape in biases.items()})
     write_safetensors(folder / "model.safetensors", tensors)
     return folder

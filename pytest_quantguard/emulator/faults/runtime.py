@@ -18,9 +18,9 @@ from pytest_quantguard.emulator.faults.base import Fault, Severity
 from pytest_quantguard.emulator.formats.minifloat import E4M3
 from pytest_quantguard.emulator.hooks import Float32, Hooks, KeyValueScales
 from pytest_quantguard.emulator.linear import ActivationQuantizer
+from pytest_quantguard.emulator.quantize import KV_CACHE_KEY
 
 Phases = Literal["all", "prefill", "decode"]
-KV_CACHE = "kv_cache"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CacheFault(Fault):
 
     def applies_to(self, formats: Mapping[str, str]) -> bool:
         """Whether the cache is quantized."""
-        return formats.get(KV_CACHE, "bf16") != "bf16"
+        return formats.get(KV_CACHE_KEY, "bf16") != "bf16"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ZeroRowNaN(ModuleFault):
     shows_in = "some positions, in every phase"
     source = "flashinfer pull request 5031"
     severity_by_default: ClassVar[Severity] = "catastrophic"
-    every: int = 101
+    every: int = 31
 
     def __post_init__(self) -> None:
         _require(self.every >= 1, f"every is {self.every}; a number from 1 on is needed")

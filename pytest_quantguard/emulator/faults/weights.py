@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from pytest_quantguard.emulator.faults.base import Fault, Severity
 from pytest_quantguard.emulator.faults.weight_transforms import Group
 from pytest_quantguard.emulator.formats import PlainTensor, QuantizedTensor
 from pytest_quantguard.emulator.hooks import Float32, Hooks, WeightRule
+from pytest_quantguard.emulator.quantize import KV_CACHE_KEY
 
 _BLOCK_SCALED = ("nvfp4*", "mxfp4*", "mxfp8", "fp8_block")
 _GLOBALLY_SCALED = (
@@ -52,9 +54,11 @@ class WeightFault(Fault):
         return fnmatchcase(module, self.module)
 
     def applies_to(self, formats: Mapping[str, str]) -> bool:
-        """Whether any layer has what the fault damages. formats: by module name."""
+        """Whether any layer has what the fault damages. formats: by module name, and of the cache."""
         return any(
-            self.concerns(name) and any(fnmatchcase(kind, pattern) for pattern in self.formats)
+            name != KV_CACHE_KEY
+            and self.concerns(name)
+            and any(map(partial(fnmatchcase, kind), self.formats))
             for name, kind in formats.items()
         )
 
@@ -354,7 +358,7 @@ class InputScaleZero(Fault):
     """module: the layer whose input scale is 0. every: one of so many token ids is routed through it."""
 
     module: str = "model.layers.1.mlp.down_proj"
-    every: int = 199
+    every: int = 29
     name = "input_scale_zero"
     summary = "an activation scale is 0 and makes NaN of every token that reaches it"
     shows_in = "some prompts"
