@@ -13,6 +13,7 @@ from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.belonging import check_quantized, check_row_identity, match_vocabularies
 from pytest_quantguard.logprobs.guards import Violation, check_rows
 from pytest_quantguard.results import CheckResult
+from pytest_quantguard.serving.quantized import why_unquantized
 
 SHOWN_VIOLATIONS = 5
 
@@ -44,12 +45,17 @@ def judge_validity(trial: Trial, check: Check) -> CheckResult:
 
 
 def judge_quantized(trial: Trial, check: Check) -> CheckResult:
-    """A candidate that should be quantized differs from the reference by more than noise, in some cell.
+    """A candidate that should be quantized differs from the reference by more than noise, in some cell, and
+    shows a sign of quantization in what it says of itself or in its model folder.
 
-    Not in each: a quantized KV cache need not show in prefill.
+    Not in each cell: a quantized KV cache need not show in prefill.
     """
     fired: list[Violation] = []
     result = CheckResult(id=check.name, kind=check.kind, outcome="passed")
+    trial.baseline()  # without it no server is started
+    evidence = why_unquantized(trial.server().capabilities)
+    if evidence is not None:
+        return _failed(trial, result, f"Not quantized. {evidence}.", [])
     for phase, batch_size in trial.config.cells():
         key = CellKey(phase, batch_size)
         require_valid(trial, key)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from pytest_quantguard.config import AttachServer, ServerConfig
+from pytest_quantguard.config import AttachServer, ServerConfig, SglangServer
 from pytest_quantguard.errors import ServerDiedError, ServerStartError
 from pytest_quantguard.serving import gpu_memory
 from pytest_quantguard.serving.answers import Capabilities
@@ -48,6 +48,7 @@ class RunningServer:
         seconds_to_ready: float = 0.0,
         notes: tuple[str, ...] = (),
         gpu_before: gpu_memory.UsedBytes = (),
+        progress: Progress | None = None,
     ) -> None:
         self.client = client
         self.url = client.url
@@ -59,6 +60,7 @@ class RunningServer:
         self._secrets = launch.secrets if launch is not None else ()
         self._process = process
         self._gpu_before = gpu_before
+        self._progress = progress
         client.transport.explain_death = self._death
 
     def __enter__(self) -> RunningServer:
@@ -80,11 +82,14 @@ class RunningServer:
     def stop(self) -> None:
         """End the server and every process of its tree, and see its GPU memory freed.
 
-        An attached server is left alone. May be called twice.
+        An attached server is left alone. May be called twice. Memory that is not freed in time is told to
+        `progress`: the next start may then fail for want of it.
         """
         self.client.close()
         if self._process is not None:
             self._process.stop()
+            _await_freed_memory(self._gpu_before, self._progress)
+            self._gpu_before = ()
 
     def _death(self, wait: float = 0.0) -> str | None:
         """What is known of the server's end; None if it still runs after `wait` seconds."""
@@ -117,7 +122,7 @@ def start(
     with HeldPort(config.port) as held:
         launch = plan_launch(config, port=held.port, worker=worker)
         _new_log(log_path, launch)
-        gpu_before = gpu_memory.used_bytes()
+        gpu_before = gpu_memory.used_bytes() if isinstance(config, SglangServer) else ()
         process = ServerProcess(
             launch.command, env=launch.env, cwd=launch.cwd, log_path=log_path, secrets=launch.secrets
         )
@@ -125,7 +130,7 @@ def start(
             client, capabilities, seconds = _await(config, launch, process, log_path, progress)
         except BaseException:
             process.stop()
-            gpu_memory.wait_until_freed(gpu_before)
+            _await_freed_memory(gpu_before, progress)
             raise
     return RunningServer(
         client,
@@ -136,6 +141,7 @@ def start(
         seconds_to_ready=seconds,
         notes=_ignored_arguments(launch, capabilities),
         gpu_before=gpu_before,
+        progress=progress,
     )
 
 
@@ -160,6 +166,12 @@ def _await(
     capabilities = client.probe()
     _check_identity(config, launch, process, capabilities)
     return client, capabilities, seconds
+
+
+def _await_freed_memory(before: gpu_memory.UsedBytes, progress: Progress | None) -> None:
+    still_used = gpu_memory.wait_until_freed(before)
+    if still_used is not None and progress is not None:
+        progress(still_used)
 
 
 def _ignored_arguments(launch: Launch, found: Capabilities) -> tuple[str, ...]:

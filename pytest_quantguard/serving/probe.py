@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ def read_capabilities(transport: Transport) -> Capabilities:
     own = emulator if isinstance(emulator, dict) else {}
     model_path = _text(info.get("model_path") or model.get("model_path"))
     config = model_config(model_path, _text(info.get("revision")))
-    own = emulator if isinstance(emulator, dict) else {}
     return Capabilities(
         kind="emulator" if own else "sglang" if "version" in info else "unknown",
         version=_text(own.get("version") or info.get("version")),
@@ -59,7 +58,7 @@ def read_capabilities(transport: Transport) -> Capabilities:
 
 def model_config(model_path: str | None, revision: str | None = None) -> Mapping[str, Any]:
     """`config.json` of a model folder, or of Hugging Face's cache on this machine; empty without either."""
-    for path in _config_files(model_path, revision):
+    for path in checkpoint_files(model_path, revision, ("config.json",)):
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -69,16 +68,26 @@ def model_config(model_path: str | None, revision: str | None = None) -> Mapping
     return {}
 
 
-def _config_files(model_path: str | None, revision: str | None) -> list[Path]:
+def checkpoint_files(model_path: str | None, revision: str | None, names: Sequence[str]) -> list[Path]:
+    """Which of the named files the model folder (or its copy in Hugging Face's cache) has."""
+    return [
+        folder / name
+        for folder in _model_folders(model_path, revision)
+        for name in names
+        if (folder / name).is_file()
+    ]
+
+
+def _model_folders(model_path: str | None, revision: str | None) -> list[Path]:
     if not model_path:
         return []
     folder = Path(model_path)
     if folder.is_dir():
-        return [folder / "config.json"]
+        return [folder]
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     snapshots = hub / f"models--{model_path.replace('/', '--')}" / "snapshots"
-    return sorted(snapshots.glob(f"{revision or '*'}/config.json"))
+    return sorted(snapshots.glob(revision or "*"))
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int | None:

@@ -192,6 +192,21 @@ def test_candidate_that_is_the_reference_is_not_quantized(captured: Project) -> 
     result.stdout.fnmatch_lines(["Not quantized. *", "*the server says*quantization fp8*"])
 
 
+def test_server_without_any_sign_of_quantization(captured: Project) -> None:
+    """Its answers differ from the reference's, but of another reason than quantization."""
+    model = captured.folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"vocab_size": 64}')
+    captured.candidate.quantization, captured.candidate.model_path = None, str(model)
+    captured.write(
+        candidate={"backend": "attach", "url": captured.config["candidate"]["url"]},
+        validity={"require_quantized": True},
+    )
+    result = captured.run("-k", "quantized")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["Not quantized. /server_info reports quantization None*"])
+
+
 def test_server_that_dies_half_way(captured: Project) -> None:
     captured.candidate.dies_after = 6 + 8
     captured.run()

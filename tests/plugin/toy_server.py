@@ -27,6 +27,7 @@ class Toy:
     noise: float = 0.0
     decode_noise: float = 0.0
     quantization: str | None = None
+    model_path: str = "toy"
     jitter: float = 0.0
     nan: bool = False
     swap_rows_from: int | None = None
@@ -46,7 +47,7 @@ class Toy:
     def info(self) -> dict[str, Any]:
         return {
             "version": "1.0",
-            "model_path": "toy",
+            "model_path": self.model_path,
             "dtype": "bfloat16",
             "quantization": self.quantization,
             "kv_cache_dtype": "auto",

@@ -17,8 +17,10 @@ import pytest
 
 from pytest_quantguard.config import SglangServer
 from pytest_quantguard.errors import ConfigError, ServerDiedError, ServerStartError
+from pytest_quantguard.serving import gpu_memory
 from pytest_quantguard.serving.answers import GenerateRequest
 from pytest_quantguard.serving.launch import start
+from tests.serving.test_gpu_memory import GIB, FakeNvml
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -207,6 +209,22 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path, pids: Pat
         with pytest.raises(ServerDiedError):
             eventually(server.check_alive)
     assert living(pids) == []
+
+
+@pytest.mark.usefixtures("pids")
+def test_stopping_waits_for_the_gpu_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml([GIB, 40 * GIB, 20 * GIB, GIB])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    said: list[str] = []
+    server = start(config("serve"), log_path=tmp_path / "server.log", progress=said.append)
+    server.stop()
+    assert nvml.later == [GIB]
+    nvml.later = [40 * GIB]
+    server.stop()  # the second time there is nothing to wait for
+    monkeypatch.setattr(gpu_memory.wait_until_freed, "__kwdefaults__", {"seconds": 0.1})
+    nvml.later = [GIB, 40 * GIB]
+    start(config("serve"), log_path=tmp_path / "server.log", progress=said.append).stop()
+    assert said[-1] == "0.1 s after the server ended, GPU 1 still uses 39936 MiB more than before its start"
 
 
 @pytest.mark.usefixtures("pids")
