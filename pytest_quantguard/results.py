@@ -82,7 +82,94 @@ class CellResult(Result):
     metrics: dict[str, float] = {}
     by_position: dict[str, dict[str, float]] = Field(default={}, description="Parts of the scored span.")
     by_task: dict[str, dict[str, float]] = {}
+    standard_errors: dict[str, float] = Field(default={}, description="Of `metrics`, clustered by prompt.")
     notes: list[str] = []
+
+
+class SpanPart(Result):
+    """A stretch of the scored span, positions `begin` up to before `end`, over all prompts."""
+
+    begin: int
+    end: int
+    kl_mean: float
+    kl_p90: float
+    agreement: float
+
+
+class Histogram(Result):
+    """Positions by KL. edges: ascending, one more than counts; the outermost counts hold what lies beyond.
+
+    noise: the same for the reference at another batch size against itself, where it was captured at two.
+    """
+
+    edges: list[float]
+    candidate: list[int]
+    noise: list[int] | None = None
+
+
+class CellDetail(Result):
+    """Where in a cell the candidate is far from BF16, and how it compares with the reference's own noise."""
+
+    phase: Phase
+    batch_size: int
+    along_span: list[SpanPart]
+    histogram: Histogram
+
+
+class PromptDetail(Result):
+    """A prompt, and its mean KL and agreement in each cell ("prefill-bs8")."""
+
+    id: str
+    task: str
+    tokens: int
+    kl_mean: dict[str, float]
+    agreement: dict[str, float]
+
+
+class TokenProbability(Result):
+    """A token of a distribution's top 10.
+
+    elsewhere: its probability on the other side; None where it is outside that side's top K.
+    """
+
+    id: int
+    text: str
+    probability: float
+    elsewhere: float | None
+
+
+class WorstPosition(Result):
+    """A position where the candidate is far from BF16. All texts are raw: whoever shows them escapes them.
+
+    position: within the scored span of `span` positions. phase, batch_size: the cell where it is worst.
+    before, after: the text around it; `reference` is the token that stands there.
+    flip: the most likely tokens differ. confident: and the baseline was sure of its own.
+    """
+
+    prompt: str
+    task: str
+    position: int
+    span: int
+    phase: Phase
+    batch_size: int
+    kl: float
+    kl_by_cell: dict[str, float]
+    before: str
+    reference: str
+    after: str
+    flip: bool
+    confident: bool
+    baseline: list[TokenProbability]
+    candidate: list[TokenProbability]
+
+
+class Details(Result):
+    """What a report shows beyond the figures of the cells. Bounded in size, whatever the suite."""
+
+    cells: list[CellDetail] = []
+    prompts: list[PromptDetail] = Field(default=[], description="The worst ones of a large suite.")
+    prompts_left_out: int = 0
+    worst: list[WorstPosition] = []
 
 
 class ServerResult(Result):
@@ -127,6 +214,7 @@ class TrialResult(Result):
     accepted: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
     cells: list[CellResult] = []
+    details: Details = Details()
     diagnosis: list[str] = []
     notes: list[str] = []
 

@@ -16,7 +16,7 @@ def diagnose_trial(trial: Trial) -> list[str]:
     baseline = trial.known_baseline()
     if baseline is None:
         return []
-    cells = _cold(trial)
+    cells = trial.compared()
     unusable = {
         cast(tuple[Any, ...], part)[1]: str(error).split("\n", 1)[0]
         for part, error in trial.failures("cell").items()
@@ -51,16 +51,6 @@ def _logit_scale(trial: Trial, baseline: Recording, key: CellKey) -> LogitScale:
     return trial.once(
         ("logit scale", key), lambda: fit_logit_scale(baseline.cells[key], trial.measurement(key).cell)
     )
-
-
-def _cold(trial: Trial) -> dict[CellKey, Divergence]:
-    """Divergence from BF16 of every cell that was compared, as first measured."""
-    found = {}
-    for part, comparison in trial.known("comparison").items():
-        _, key, warm, repeat = cast(tuple[Any, ...], part)
-        if not warm and repeat == 0:
-            found[key] = comparison.divergence
-    return found
 
 
 def _permuted(trial: Trial) -> dict[CellKey, list[str]]:

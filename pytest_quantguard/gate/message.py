@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from pytest_quantguard.baseline.recording import Cell, PromptRecord
-from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
@@ -92,7 +91,7 @@ def describe_worst(
             f"{number(place.value)}"
         )
         lines += _shown("after", repr(_context(trial, prompt, place.position)))
-        lines += _shown("reference", repr(text_of(trial, [int(prompt.span_ids[place.position])])))
+        lines += _shown("reference", repr(trial.text([int(prompt.span_ids[place.position])])))
         for name, cell in zip(names, (baseline, candidate), strict=True):
             lines += _shown(name, _best_tokens(trial, cell, place))
     return lines
@@ -110,19 +109,6 @@ def worst_positions(metric: Metric, divergence: Divergence, prompts: int = WORST
         if all(place.prompt != prompt for place in found):
             found.append(Position(prompt, int(divergence.position[index]), float(values[index])))
     return found
-
-
-def text_of(trial: Trial, token_ids: Sequence[int]) -> str:
-    """The tokens as text, by the server's tokenizer; as ids if the server cannot say."""
-    server = trial.running_server()
-    if server is not None:
-        try:
-            text: str = trial.once(("text", *token_ids), lambda: server.client.detokenize(token_ids))
-        except QuantguardError:
-            text = ""  # The message is about something else; ids say the same.
-        if text:
-            return text
-    return " ".join(f"<{token}>" for token in token_ids)
 
 
 def labelled(label: str, text: str) -> list[str]:
@@ -170,14 +156,14 @@ def shown_path(path: object) -> str:
 def _context(trial: Trial, prompt: PromptRecord, position: int) -> str:
     end = prompt.span_start + position
     tokens = [int(token) for token in prompt.token_ids[max(0, end - CONTEXT_TOKENS) : end]]
-    return text_of(trial, tokens)
+    return trial.text(tokens)
 
 
 def _best_tokens(trial: Trial, cell: Cell, place: Position) -> str:
     rows = cell.rows[place.prompt]
     best = range(min(SHOWN_TOKENS, rows.width))
     return ", ".join(
-        f"{text_of(trial, [int(rows.token_ids[place.position, rank])])!r} "
+        f"{trial.text([int(rows.token_ids[place.position, rank])])!r} "
         f"{np.exp(rows.logprobs[place.position, rank]):.3f}"
         for rank in best
     )

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 import pytest_quantguard
-from pytest_quantguard.baseline.recording import Recording
+from pytest_quantguard.baseline.recording import CellKey, Recording
 from pytest_quantguard.config import AttachServer, EmulatorServer
 from pytest_quantguard.errors import QuantguardError
+from pytest_quantguard.gate.details import details_of
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.trial import Trial
@@ -28,9 +29,10 @@ PART_METRICS = ("kl_mean", "agreement")
 
 
 def summarize(trial: Trial) -> TrialResult:
-    """Everything that is known so far; asks the server nothing and never fails."""
+    """Everything that is known so far; asks the server for the text of a few tokens at most, and never fails."""
     cells, running = _cells(trial), trial.running_server()
     notes = [
+        *trial.notes,
         *(running.notes if running is not None else ()),
         *(note for cell in cells for note in cell.notes),
     ]
@@ -50,6 +52,7 @@ def summarize(trial: Trial) -> TrialResult:
         accepted=_manifest(trial.known_accepted()),
         environment=_environment(),
         cells=cells,
+        details=details_of(trial),
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
     )
@@ -99,10 +102,17 @@ def _cells(trial: Trial) -> list[CellResult]:
                 metrics=comparison.divergence.aggregates() if comparison is not None else {},
                 by_position=_parts(by_position(comparison.divergence)) if comparison is not None else {},
                 by_task=_parts(by_task(comparison.divergence, tasks)) if comparison is not None else {},
+                standard_errors=_standard_errors(trial, key) if not warm and repeat == 0 else {},
                 notes=[*measurement.notes, *(comparison.notes if comparison is not None else ())],
             )
         )
     return found
+
+
+def _standard_errors(trial: Trial, key: CellKey) -> dict[str, float]:
+    """Of the metrics whose intervals a check has asked for; a suite of one prompt has none."""
+    intervals = trial.known("intervals").get(("intervals", "comparison", key), {})
+    return {name: interval.standard_error for name, interval in intervals.items() if interval is not None}
 
 
 def _parts(parts: Mapping[str, Divergence]) -> dict[str, dict[str, float]]:

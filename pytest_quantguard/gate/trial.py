@@ -6,8 +6,8 @@ reason, so that everything that needs it fails with that reason and nothing is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,9 @@ from typing import Any, TypeVar, cast
 from pytest_quantguard.baseline.compatibility import Expectation, check_compatible
 from pytest_quantguard.baseline.manifest import ModelRecord
 from pytest_quantguard.baseline.recording import CellKey, Recording
+from pytest_quantguard.baseline.remote import RemoteFolder, fetch, fetch_accepted
 from pytest_quantguard.baseline.store import accepted_path, read_recording
+from pytest_quantguard.caching import cache_folder
 from pytest_quantguard.config import AttachServer, GateConfig
 from pytest_quantguard.errors import (
     BaselineError,
@@ -27,6 +29,7 @@ from pytest_quantguard.errors import (
     ServerStartError,
 )
 from pytest_quantguard.gate.portable import portable_server
+from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.measure.cells import CellMeasurement, measure_cell
 from pytest_quantguard.measure.comparison import CellComparison, compare_cells
 from pytest_quantguard.measure.decode import DecodeChoice, choose_decode
@@ -47,11 +50,13 @@ class TrialOptions:
     """What the command line adds to a config.
 
     output: folder of this config's results and logs. worker: number of the xdist worker, 0 without.
+    push: also store what is recorded at the URL of `baseline`.
     """
 
     output: Path
     repeats: int = 1
     worker: int = 0
+    push: bool = False
 
 
 @dataclass(slots=True)
@@ -69,16 +74,19 @@ class Trial:
     _failed: dict[Hashable, QuantguardError] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def capture_command(self) -> str:
         """What records the baseline."""
-        return f"quantguard capture {self.config_path}"
+        push = "" if self.remote_baseline() is None else " --push"
+        return f"quantguard capture {self.config_path}{push}"
 
     @property
     def accept_command(self) -> str:
         """What stores an accepted run."""
-        return f"pytest --quantguard-config={self.config_path} --quantguard-accept"
+        push = "" if self.remote_baseline() is None else " --quantguard-push"
+        return f"pytest --quantguard-config={self.config_path} --quantguard-accept{push}"
 
     @property
     def server_log(self) -> Path:
@@ -123,9 +131,18 @@ class Trial:
         candidate = portable_server(self.config.candidate, self.config_path.parent)
         return describe_model(candidate, self.server().capabilities, vocab_size=vocab_size)
 
+    def remote_baseline(self) -> RemoteFolder | None:
+        """The folder at the URL of `baseline`; None where it is a folder of this machine."""
+        location = self.config.baseline
+        return RemoteFolder.parse(location) if isinstance(location, str) else None
+
+    def baseline_folder(self) -> Path:
+        """The folder of the baseline; of a remote one the copy in the cache, fetched now if need be."""
+        return self.once("baseline folder", self._fetch_baseline)
+
     def accepted_folder(self) -> Path:
-        """Where the accepted run of this candidate is, or would be."""
-        return accepted_path(self.config.baseline, self.model_record())
+        """Where the accepted run of this candidate is, or would be; of a remote one its copy, as it is now."""
+        return self.once("accepted folder", self._fetch_accepted)
 
     def accepted(self) -> Recording:
         """The accepted run of this candidate, checked to belong to the baseline."""
@@ -157,6 +174,24 @@ class Trial:
         """(cell, warm, repeat) -> what has been measured so far."""
         return {cast(tuple[Any, ...], part)[1:]: value for part, value in self.known("cell").items()}
 
+    def compared(self) -> dict[CellKey, Divergence]:
+        """Divergence from BF16 of every cell that was compared so far, as first measured."""
+        found = {}
+        for part, comparison in self.known("comparison").items():
+            _, key, warm, repeat = cast(tuple[Any, ...], part)
+            if not warm and repeat == 0:
+                found[key] = comparison.divergence
+        return found
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The tokens as text, by the server's tokenizer; as ids from its first refusal on."""
+        server, text = self.running_server(), ""
+        usable = "server" not in self._failed and not self.failures("text")
+        if token_ids and server is not None and (usable or ("text", *token_ids) in self._had):
+            with suppress(QuantguardError):  # Whoever asks tells of something else; ids say the same.
+                text = self.once(("text", *token_ids), lambda: server.client.detokenize(token_ids))
+        return text or " ".join(f"<{token}>" for token in token_ids)
+
     def known_baseline(self) -> Recording | None:
         """The baseline if it was read."""
         return cast(Recording | None, self._had.get("baseline"))
@@ -186,8 +221,23 @@ class Trial:
         self._failed.setdefault("server", ServerStartError(f"{self.config.name}: this session is over."))
         self._stack.close()
 
+    def _fetch_baseline(self) -> Path:
+        remote = self.remote_baseline()
+        if remote is None:
+            return Path(self.config.baseline)
+        fetched = fetch(remote, cache_folder() / "baselines", self.progress)
+        self.notes += [fetched.note] if fetched.note else []
+        return fetched.folder
+
+    def _fetch_accepted(self) -> Path:
+        folder, remote = accepted_path(self.baseline_folder(), self.model_record()), self.remote_baseline()
+        if remote is not None:
+            note = fetch_accepted(remote.child(f"accepted/{folder.name}"), folder, self.progress)
+            self.notes += [note] if note else []
+        return folder
+
     def _read_baseline(self) -> Recording:
-        path, suite = self.config.baseline, self.config.suite
+        path, suite = self.baseline_folder(), self.config.suite
         recording = read_recording(path)
         reference = self.config.reference
         model_path = (
@@ -203,7 +253,7 @@ class Trial:
                 batch_sizes=suite.batch_sizes,
                 phases=suite.phases,
             ),
-            path=path,
+            path=self.config.baseline,
             command=self.capture_command,
         )
         return recording

@@ -23,6 +23,8 @@ from pytest_quantguard.serving.transport import StatusError, Transport, backoff
 from pytest_quantguard.serving.unlikely_ids import unlikely_ids
 
 FLUSH_SECONDS = 10.0
+TOKENIZER_SECONDS = 60.0
+"""Longest wait for text of token ids, or ids of text: no model is asked."""
 
 
 class Client:
@@ -173,13 +175,14 @@ class Client:
 
     def _ask_either(self, routes: Sequence[str], payload: dict[str, Any], what: str) -> dict[str, Any]:
         """POST to the first route that exists (older versions know the first name only)."""
+        timeout = min(TOKENIZER_SECONDS, self.transport.request_timeout)
         for route in routes[:-1]:
             try:
-                return self._json_object(self.transport.post(route, payload, what=what), route)
+                return self._json_object(self.transport.post(route, payload, what=what, timeout=timeout), route)
             except StatusError as error:
                 if error.status != 404:
                     raise
-        return self._json_object(self.transport.post(routes[-1], payload, what=what), routes[-1])
+        return self._json_object(self.transport.post(routes[-1], payload, what=what, timeout=timeout), routes[-1])
 
     def _json_object(self, body: bytes, route: str) -> dict[str, Any]:
         value = parse_json(body, f"the answer of {route}")
