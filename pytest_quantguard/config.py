@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytest_quantguard.config_base import Bound as Bound
@@ -21,6 +21,7 @@ from pytest_quantguard.config_base import Model as Model
 from pytest_quantguard.logprobs.metrics import METRICS
 
 Phase = Literal["prefill", "decode"]
+RemoteUrl = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://\S+$")]
 ServerArg = bool | int | float | str | list[str | int | float] | dict[str, object] | None
 """True is a bare flag, null removes a default, a list repeats its values, a mapping is sent as JSON."""
 
@@ -287,7 +288,10 @@ class GateConfig(Model):
     )
     reference: ServerConfig | None = Field(default=None, description="Needed to capture the baseline.")
     candidate: ServerConfig
-    baseline: Path = Field(description="Folder of the stored recording of the reference.")
+    baseline: RemoteUrl | Path = Field(
+        description="Folder of the stored recording of the reference, or a URL that fsspec understands (hf://, "
+        "s3://, https://, ...), with '#sha256=' of its manifest where it must never change."
+    )
     suite: SuiteConfig = SuiteConfig()
     validity: ValidityConfig = ValidityConfig()
     accuracy: AccuracyConfig
@@ -301,6 +305,15 @@ class GateConfig(Model):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(
                 "allowed are letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+        return value
+
+    @field_validator("baseline")
+    @classmethod
+    def _no_credentials(cls, value: str | Path) -> str | Path:
+        if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
+            raise ValueError(
+                "no credentials here, they would be stored in results: give them in the environment"
             )
         return value
 

@@ -282,6 +282,7 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
             not isinstance(section, dict)
             or not isinstance(value, str)
             or (key, value) == ("prompts", "builtin")
+            or (key == "baseline" and "://" in value)
         ):
             continue
         if key in ("model_path", "tokenizer_path") and not value.startswith((".", "~", "/")):

@@ -18,6 +18,7 @@ __all__ = ["quantguard", "quantguard_baseline", "quantguard_config", "quantguard
 NEED_CONFIG = {
     "quantguard_update_baseline": "--quantguard-update-baseline",
     "quantguard_accept": "--quantguard-accept",
+    "quantguard_push": "--quantguard-push",
     "quantguard_repeats": "--quantguard-repeats",
     "quantguard_output": "--quantguard-output",
 }
@@ -42,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quantguard-accept",
         action="store_true",
         help="If everything else passes, store this run's answers as the accepted run for drift checks.",
+    )
+    group.addoption(
+        "--quantguard-push",
+        action="store_true",
+        help="Store the baseline or accepted run also at the URL that the config names as its baseline.",
     )
     group.addoption(
         "--quantguard-repeats",

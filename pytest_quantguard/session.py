@@ -34,6 +34,7 @@ class SessionOptions:
     repeats: int = 1
     accept: bool = False
     update_baseline: bool = False
+    push: bool = False
     worker: int | None = None
 
 
@@ -60,7 +61,10 @@ class GateSession:
                     config,
                     path,
                     TrialOptions(
-                        self.options.output / config.name, self.options.repeats, self.options.worker or 0
+                        self.options.output / config.name,
+                        self.options.repeats,
+                        self.options.worker or 0,
+                        self.options.push,
                     ),
                     self.progress,
                 )

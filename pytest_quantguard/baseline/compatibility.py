@@ -41,7 +41,7 @@ class Expectation:
     phases: Collection[Phase] | None = None
 
 
-def check_compatible(recording: Recording, expected: Expectation, *, path: Path, command: str) -> None:
+def check_compatible(recording: Recording, expected: Expectation, *, path: Path | str, command: str) -> None:
     """Raise BaselineError with a two-column table of what differs, and the `command` that records it anew."""
     rows = differences(recording, expected)
     if rows:

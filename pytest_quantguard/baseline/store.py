@@ -126,7 +126,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise BaselineError(f"{file} cannot be read: {error.strerror or error}.") from error
-    return _parse_manifest(file, raw)
+    return parse_manifest(file, raw)
 
 
 def write_attachment(path: Path, name: str, content: bytes) -> None:
@@ -206,7 +206,8 @@ def _refuse_file(path: Path) -> None:
         )
 
 
-def _parse_manifest(file: Path, raw: bytes) -> Manifest:
+def parse_manifest(file: Path | str, raw: bytes) -> Manifest:
+    """The manifest in `raw`; `file` is what messages call it. Raises BaselineError."""
     if raw.startswith(LFS_MARK):
         raise BaselineError(_explain_lfs(file))
     if len(raw) > MAX_MANIFEST_BYTES:
@@ -231,7 +232,7 @@ def _parse_manifest(file: Path, raw: bytes) -> Manifest:
         raise BaselineError(f"{file} is not a manifest: {where}: {first['msg']}. {_MEND}") from error
 
 
-def _explain_lfs(file: Path) -> str:
+def _explain_lfs(file: Path | str) -> str:
     return (
         f"{file} is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull "
         "(in GitHub Actions: actions/checkout with `lfs: true`)."

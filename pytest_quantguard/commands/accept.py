@@ -17,8 +17,12 @@ The same as: pytest --quantguard-config=CONFIG --quantguard-accept -k 'not speed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The same as those of `run`."""
     run.add_arguments(parser)
+    parser.add_argument(
+        "--push", action="store_true", help="store it at the URL that CONFIG names as its baseline"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the gate, then accept."""
-    return run.run_gate(arguments, ("--quantguard-accept", "-k", "not speed"))
+    push = ("--quantguard-push",) if arguments.push else ()
+    return run.run_gate(arguments, ("--quantguard-accept", *push, "-k", "not speed"))

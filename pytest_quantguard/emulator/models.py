@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_quantguard.caching import cache_folder
 from pytest_quantguard.emulator.extra import explanation, missing_packages
 from pytest_quantguard.errors import ModelError
 
@@ -83,16 +84,6 @@ def resolve_model(name_or_folder: str, *, progress: Progress | None = None) -> P
             "Expected: a Hugging Face folder (config.json and *.safetensors)."
         )
     return folder
-
-
-def cache_folder() -> Path:
-    """Where fetched models live: $QUANTGUARD_CACHE, or the user's cache folder of this platform."""
-    override = os.environ.get("QUANTGUARD_CACHE")
-    if override:
-        return Path(override).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_cache_path("pytest-quantguard", appauthor=False)
 
 
 def cached_model(name: str, packaged: PackagedModel, progress: Progress) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_quantguard.baseline.recording import Cell, CellKey
+from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
 from pytest_quantguard.baseline.store import write_recording
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.gate.judge import judge
@@ -18,6 +19,14 @@ def accept_run(trial: Trial) -> str:
     Raises `BaselineError` that names the checks which failed: a run that is not within budget is no model
     for later ones.
     """
+    remote = trial.remote_baseline()
+    if remote is not None:
+        if not trial.options.push:
+            raise BaselineError(
+                f"Not accepted: `baseline` is {remote.url}. Say that the accepted run may be replaced there: "
+                f"{trial.accept_command}"
+            )
+        check_pushable(RemoteFolder(remote.url))
     failed = [
         result.id
         for result in (
@@ -46,4 +55,9 @@ def accept_run(trial: Trial) -> str:
     )
     folder = trial.accepted_folder()
     write_recording(folder, recording)
-    return f"accepted run written to {folder}; drift is judged against it from now on."
+    place = str(folder)
+    if remote is not None:
+        accepted = remote.child(f"accepted/{folder.name}")
+        push(folder, accepted, trial.progress)
+        place = accepted.url
+    return f"accepted run written to {place}; drift is judged against it from now on."

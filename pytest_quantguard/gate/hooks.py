@@ -32,6 +32,11 @@ def start_session(config: pytest.Config) -> None:
     update, accept = config.getoption("quantguard_update_baseline"), config.getoption("quantguard_accept")
     if update and accept:
         raise pytest.UsageError("--quantguard-update-baseline and --quantguard-accept exclude each other.")
+    push = config.getoption("quantguard_push")
+    if push and not (update or accept):
+        raise pytest.UsageError(
+            "--quantguard-push needs --quantguard-update-baseline or --quantguard-accept."
+        )
     invoked_in = config.invocation_params.dir
     options = SessionOptions(
         config_paths=tuple(Path(path) for path in config.getoption("quantguard_config")),
@@ -39,6 +44,7 @@ def start_session(config: pytest.Config) -> None:
         repeats=repeats or 1,
         accept=accept,
         update_baseline=update,
+        push=push,
         worker=_worker_number(config),
     )
     state = GateSession(options, progress=_progress(config))

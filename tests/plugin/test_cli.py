@@ -104,3 +104,34 @@ def test_emulate_refuses_other_addresses(capsys: pytest.CaptureFixture[str]) -> 
         main(["emulate", "--model", "x", "--host", "0.0.0.0"])
     assert caught.value.code == 2
     assert "127.0.0.1" in capsys.readouterr().err
+
+
+def test_baseline_at_a_url(
+    project: Project, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Push, gate from the copy, accept with and without --push, gate with the store gone."""
+    monkeypatch.setenv("QUANTGUARD_CACHE", str(tmp_path / "cache"))
+    store = tmp_path / "store"
+    bounds = {"kl_mean": {"max": 1}, "drift": {"kl_mean": {"max_increase": "5%"}}}
+    project.write(baseline=(store / "base").as_uri(), accuracy=bounds)
+    assert main(["capture", "gate.yaml"]) == 2
+    assert "quantguard capture gate.yaml --push" in capfd.readouterr().err
+    assert project.reference.requests == 0, "nothing is measured that could not be stored"
+    assert main(["capture", "gate.yaml", "--push", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["baseline"] == (store / "base").as_uri()
+    assert (store / "base" / "manifest.json").is_file()
+    assert main(["accept", "gate.yaml"]) == 1
+    assert "--quantguard-accept --quantguard-push" in " ".join(capfd.readouterr().out.split())
+    assert not (store / "base" / "accepted").exists()
+    assert main(["accept", "gate.yaml", "--push"]) == 0
+    assert len(list((store / "base" / "accepted").iterdir())) == 1
+    capfd.readouterr()
+    assert main(["run", "gate.yaml"]) == 0
+    assert "drift kl_mean" in capfd.readouterr().out
+
+
+def test_push_needs_a_url(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "gate.yaml", "--push"]) == 2
+    assert "there is nowhere to push to" in capsys.readouterr().err
+    result = captured.run("--quantguard-push")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
