@@ -182,6 +182,9 @@ class ServerResult(Result):
     kv_cache_dtype: str | None = None
     faults: list[str] = []
     command: str | None = None
+    seconds_to_ready: float | None = Field(
+        default=None, description="From launch to the first token; absent for an attached server."
+    )
     url: str | None = None
     log: str | None = None
     capabilities: dict[str, Any] = {}

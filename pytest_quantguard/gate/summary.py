@@ -71,6 +71,7 @@ def _server(trial: Trial) -> ServerResult:
         kv_cache_dtype=expected.kv_cache_dtype or said.get("kv_cache_dtype"),
         faults=config.faults if isinstance(config, EmulatorServer) else [],
         command=shlex.join(command) if command else None,
+        seconds_to_ready=round(running.seconds_to_ready, 2) if running is not None and command else None,
         url=running.url if running is not None else None,
         log=str(trial.server_log) if command else None,
         capabilities=_without_secrets(said),
