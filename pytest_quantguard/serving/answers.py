@@ -17,6 +17,7 @@ class GenerateRequest:
 
     logprob_start_len: None asks nothing about the prompt; s >= 0 returns rows for tokens s+1 .. n-1.
     forced_ids: tokens that decode must emit (teacher forcing); its length is then the number of decode steps.
+    rid: a name by which `Client.abort` can end the request; its answer then has the finish reason "abort".
     """
 
     input_ids: tuple[int, ...]
@@ -24,6 +25,7 @@ class GenerateRequest:
     logprob_start_len: int | None = None
     ignore_eos: bool = True
     forced_ids: tuple[int, ...] | None = None
+    rid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,29 @@ class Answer:
     cached_tokens: int
     prompt: TopLogprobs | None
     output: TopLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One conversation for /v1/chat/completions; greedy.
+
+    template_variables: further variables of the server's chat template.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    max_new_tokens: int
+    rid: str
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The answer to a `ChatRequest`; text is "" where the server sent none."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

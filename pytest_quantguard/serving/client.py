@@ -15,7 +15,8 @@ import numpy as np
 
 from pytest_quantguard.errors import InvalidAnswerError, RequestRejectedError, ServerError
 from pytest_quantguard.serving import forced
-from pytest_quantguard.serving.answers import Answer, Capabilities, GenerateRequest
+from pytest_quantguard.serving.answers import Answer, Capabilities, ChatAnswer, ChatRequest, GenerateRequest
+from pytest_quantguard.serving.chat import chat_body, read_chat_answer
 from pytest_quantguard.serving.payload import check_batch, decode_steps, generate_body
 from pytest_quantguard.serving.probe import read_capabilities
 from pytest_quantguard.serving.reading import parse_json, read_answers, split_answers
@@ -79,6 +80,25 @@ class Client:
         body = generate_body(batch, top_logprobs=top_logprobs)
         items = self._ask(body, batch, top_logprobs)
         return read_answers(items, batch, top_logprobs=top_logprobs, vocab_size=self._known_vocab_size(body))
+
+    def chat(self, request: ChatRequest) -> ChatAnswer:
+        """Answer a conversation through the server's own chat template. Raises as `generate` does."""
+        what = (
+            f"/v1/chat/completions with {len(request.messages)} messages, {request.max_new_tokens} new tokens"
+        )
+        body = self.transport.post("/v1/chat/completions", chat_body(request), what=what)
+        return read_chat_answer(parse_json(body, "the answer of /v1/chat/completions"), request)
+
+    def abort(self, rid: str) -> None:
+        """End a request that was sent with this `rid`, from another thread; nothing happens if none runs."""
+        self.transport.post("/abort_request", {"rid": rid}, what="POST /abort_request")
+
+    def sibling(self, *, request_timeout: float | None = None) -> Client:
+        """Another client of the same server, for another thread; it knows what this one knows."""
+        other = Client(self.url, vocab_size=self.vocab_size, context_length=self.context_length)
+        other.transport = self.transport.sibling(request_timeout=request_timeout)
+        other.capabilities = self.capabilities
+        return other
 
     def flush_cache(self) -> None:
         """Empty the prefix cache. A server that is still busy refuses and is asked again for a while."""
@@ -178,11 +198,15 @@ class Client:
         timeout = min(TOKENIZER_SECONDS, self.transport.request_timeout)
         for route in routes[:-1]:
             try:
-                return self._json_object(self.transport.post(route, payload, what=what, timeout=timeout), route)
+                return self._json_object(
+                    self.transport.post(route, payload, what=what, timeout=timeout), route
+                )
             except StatusError as error:
                 if error.status != 404:
                     raise
-        return self._json_object(self.transport.post(routes[-1], payload, what=what, timeout=timeout), routes[-1])
+        return self._json_object(
+            self.transport.post(routes[-1], payload, what=what, timeout=timeout), routes[-1]
+        )
 
     def _json_object(self, body: bytes, route: str) -> dict[str, Any]:
         value = parse_json(body, f"the answer of {route}")

@@ -62,6 +62,8 @@ def generate_body(batch: Sequence[GenerateRequest], *, top_logprobs: int) -> dic
         "sampling_params": sampling,
         "stream": False,
     }
+    if any(request.rid is not None for request in batch):
+        body["rid"] = [request.rid for request in batch]
     if not any(wants_logprobs(request, top_logprobs) for request in batch):
         return body
     prompt_side = any(request.logprob_start_len is not None for request in batch)

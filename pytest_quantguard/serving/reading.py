@@ -87,7 +87,7 @@ def _read_answer(
     meta = item.get("meta_info") if isinstance(item, dict) else None
     if not isinstance(meta, dict):
         raise InvalidAnswerError(f"{place}: the answer has no meta_info, so this is not SGLang's /generate")
-    finish = _finish_reason(meta, place)
+    finish = _finish_reason(meta, request, place)
     output_ids = _output_ids(item, meta, place)
     _check_counts(meta, request, output_ids, finish, place)
     prompt = output = None
@@ -108,10 +108,10 @@ def _read_answer(
     )
 
 
-def _finish_reason(meta: Mapping[str, Any], place: _Place) -> str:
+def _finish_reason(meta: Mapping[str, Any], request: GenerateRequest, place: _Place) -> str:
     reason = meta.get("finish_reason")
     kind = str(reason.get("type")) if isinstance(reason, dict) else str(reason)
-    if kind == "abort":
+    if kind == "abort" and request.rid is None:  # who gives a rid may abort
         detail = reason.get("message") if isinstance(reason, dict) else None
         raise InvalidAnswerError(f"{place}: the server aborted the request: {detail or 'no reason given'}")
     return kind

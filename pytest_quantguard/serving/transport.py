@@ -96,6 +96,10 @@ class StatusError(RequestRejectedError):
         self.status = status
 
 
+class NoAnswerInTimeError(ServerError):
+    """The server did not answer before the request's deadline."""
+
+
 class _BearerAuth(requests.auth.AuthBase):
     """Sets the header last, so that a ~/.netrc entry of the host cannot replace it."""
 
@@ -127,6 +131,16 @@ class Transport:
 
     def close(self) -> None:
         self._session.close()
+
+    def sibling(self, *, request_timeout: float | None = None) -> Transport:
+        """Another transport to the same server, for another thread."""
+        other = Transport(
+            self.url,
+            api_key=self._api_key,
+            request_timeout=self.request_timeout if request_timeout is None else request_timeout,
+        )
+        other.explain_death = self.explain_death
+        return other
 
     def post(self, route: str, payload: Any, *, what: str, timeout: float | None = None) -> bytes:
         """Body of a 200 answer. `what` says in messages what the request was. Raises the ServerErrors."""
@@ -206,7 +220,7 @@ class Transport:
                 f"{what}: the proxy of the environment failed for {self.url}: {error}"
             ) from error
         except requests.Timeout as error:
-            raise ServerError(
+            raise NoAnswerInTimeError(
                 f"{what}: no answer from {self.url} within {seconds:g} s; raise request_timeout, or see "
                 "the server's log"
                 f"{self._death_note()}"
