@@ -20,7 +20,7 @@ STEPS = 32
 
 
 def main(folder: str, case: str, scheme: str) -> None:
-    threads = len(os.sched_getaffinity(0))
+    threads = int(os.environ["OMP_NUM_THREADS"])
     model = Model(load_checkpoint(Path(folder), quantization=scheme), threads=threads)
     engine = Engine(model, radix_cache=False)
     phase, _, size = case.partition(" ")

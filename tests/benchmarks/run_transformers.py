@@ -16,7 +16,7 @@ STEPS = 32
 
 
 def main(folder: str, case: str) -> None:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     phase, _, size = case.partition(" ")

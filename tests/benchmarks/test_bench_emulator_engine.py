@@ -3,8 +3,9 @@ file>.
 
 Prefill and decode in BF16, NVFP4 against BF16, and, where QUANTGUARD_TORCH_PYTHON names an interpreter
 that has torch and transformers, the same work by `transformers` in float32. Each measurement is a process
-of its own, so that its peak memory is its own. Wall-clock and CPU time are both shown: on a busy machine
-only the latter means something. Nothing is asserted about time.
+of its own, so that its peak memory is its own, with as many threads as OMP_NUM_THREADS says (default 1: on a
+busy machine threads wait for each other). Wall-clock and CPU time are both shown: on a busy machine only the
+latter means something. Nothing is asserted about time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CASES = ["prefill 1x512", "prefill 32x100", "decode 1", "decode 8", "decode 32"]
 
 def measure(script: str, interpreter: str, *arguments: str) -> Figures:
     figures: Figures = {}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     for case in CASES:
         done = subprocess.run(
             [interpreter, str(HELPERS / script), str(resolve_model("smollm2-135m")), case, *arguments],
@@ -37,6 +39,7 @@ def measure(script: str, interpreter: str, *arguments: str) -> Figures:
             text=True,
             timeout=900,
             check=False,
+            env=environment,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         figures[case] = json.loads(done.stdout.splitlines()[-1])
