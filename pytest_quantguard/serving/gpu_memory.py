@@ -20,7 +20,7 @@ UsedBytes = tuple[int, ...]
 
 def used_bytes() -> UsedBytes:
     """What is in use now; empty without NVML."""
-    nvml = _nvml()
+    nvml = open_nvml()
     if nvml is None:
         return ()
     try:
@@ -54,7 +54,7 @@ def wait_until_freed(before: UsedBytes, *, seconds: float = WAIT_SECONDS) -> str
     return None
 
 
-def _nvml() -> Any:
+def open_nvml() -> Any:
     """The initialised NVML binding, or None where there is none."""
     try:
         import pynvml

@@ -79,6 +79,10 @@ class RunningServer:
         if self._process is None:
             check_same_server(self.client, self.capabilities)
 
+    def cpu_seconds(self) -> float | None:
+        """Processor seconds that the server has used; None for one that we did not start ourselves."""
+        return self._process.cpu_seconds() if self._process is not None else None
+
     def stop(self) -> None:
         """End the server and every process of its tree, and see its GPU memory freed.
 

@@ -81,6 +81,15 @@ class ServerProcess:
         """Whether `pid` belongs to the server's tree."""
         return pid == self.pid or any(process.pid == pid for process in self._tree.observe())
 
+    def cpu_seconds(self) -> float:
+        """Processor seconds, user and system, of the living processes of the server's tree."""
+        seconds = 0.0
+        for process in self._tree.observe():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system
+        return seconds
+
     def stop(self) -> None:
         """End the whole tree: politely, then not. Returns when nothing of it runs. May be called twice."""
         if self._stopped:
