@@ -15,6 +15,7 @@ from pytest_quantguard.commands import (
     calibration_set,
     capture,
     check_checkpoint,
+    doctor,
     emulate,
     run,
     schema,
@@ -24,6 +25,7 @@ from pytest_quantguard.commands import (
 from pytest_quantguard.errors import ConfigError, QuantguardError
 
 COMMANDS: tuple[ModuleType, ...] = (
+    doctor,
     capture,
     run,
     accept,
