@@ -18,6 +18,7 @@ from pytest_quantguard.config_base import Bound as Bound
 from pytest_quantguard.config_base import Decision as Decision
 from pytest_quantguard.config_base import Increase as Increase
 from pytest_quantguard.config_base import Model as Model
+from pytest_quantguard.config_generation import GenerationConfig
 from pytest_quantguard.logprobs.metrics import METRICS
 
 Phase = Literal["prefill", "decode"]
@@ -297,6 +298,9 @@ class GateConfig(Model):
     accuracy: AccuracyConfig
     self_consistency: SelfConsistencyConfig = SelfConsistencyConfig()
     speed: SpeedConfig | None = Field(default=SpeedConfig(), description="null: nothing is timed.")
+    generation: GenerationConfig | None = Field(
+        default=None, description="Questions answered in full, held against the reference's answers. Slow."
+    )
     selftest: SelftestConfig = SelftestConfig()
 
     @field_validator("name")

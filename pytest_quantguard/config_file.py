@@ -30,6 +30,8 @@ VARIABLE = re.compile(r"\$(\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defaul
 PATH_KEYS: tuple[KeyPath, ...] = (
     ("baseline",),
     ("suite", "prompts"),
+    ("generation", "prompts"),
+    ("generation", "tokenizer"),
     ("reference", "cwd"),
     ("candidate", "cwd"),
     ("reference", "model_path"),

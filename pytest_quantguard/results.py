@@ -22,7 +22,7 @@ RESULT_FILE = "result.json"
 RELATIVE = "relative"
 """Unit of a change as a share of what was before."""
 
-Kind = Literal["server", "validity", "accuracy", "self_consistency", "drift", "speed"]
+Kind = Literal["server", "validity", "accuracy", "self_consistency", "drift", "generation", "speed"]
 Outcome = Literal["passed", "failed", "warned", "error", "skipped"]
 
 
@@ -204,6 +204,81 @@ class ServerResult(Result):
         return ", ".join(parts)
 
 
+class GeneratedText(Result):
+    """One answer. text: its beginning, raw; truncated: there is more. ending: why it ended."""
+
+    text: str
+    truncated: bool = False
+    tokens: int
+    ending: Literal["stop", "length", "deadline"]
+    score: float
+    seconds: float
+
+
+class GenerationAnswer(Result):
+    """A question with both answers.
+
+    question: its beginning and end. signs: lost, won (scored less or more than the reference); runaway, empty,
+    loop, echo (what the reference's answer is not). first_divergence: tokens (characters on the chat route) in
+    common; null for the same text.
+    """
+
+    id: str
+    task: str
+    language: str | None = None
+    question: str
+    gold: list[str]
+    reference: GeneratedText
+    candidate: GeneratedText
+    signs: list[str]
+    first_divergence: int | None = None
+
+
+class GenerationFigures(Result):
+    """Of one task, or of all. Counts of signs are those that the reference's answers do not show."""
+
+    prompts: int
+    score: float
+    reference_score: float
+    relative_score: float | None = None
+    relative_interval: tuple[float, float] | None = None
+    lost: int
+    won: int
+    mcnemar_p: float
+    runaways: int
+    empty_answers: int
+    loops: int
+    echoes: int
+    reference_runaways: int
+    reference_empty: int
+    reference_loops: int
+    reference_echoes: int
+    length_ratio: float | None = None
+    text_agreement: float
+    first_divergence_median: float | None = None
+    output_tokens: int
+    reference_tokens: int
+
+
+class GenerationResult(Result):
+    """What became of the generation questions.
+
+    answers: those with a sign, worst first; left_out: how many more there are. skipped: ids of prompts that
+    the context had no room for. resumed: answers of an interrupted run that were taken over.
+    """
+
+    route: Literal["native", "chat"]
+    tasks: dict[str, GenerationFigures]
+    overall: GenerationFigures
+    answers: list[GenerationAnswer] = []
+    left_out: int = 0
+    skipped: list[str] = []
+    resumed: int = 0
+    concurrency: int
+    seconds: float
+    notes: list[str] = []
+
+
 class TrialResult(Result):
     """What the process that ran a config knows beyond its checks."""
 
@@ -218,6 +293,7 @@ class TrialResult(Result):
     environment: dict[str, Any] = {}
     cells: list[CellResult] = []
     details: Details = Details()
+    generation: GenerationResult | None = None
     diagnosis: list[str] = []
     notes: list[str] = []
 

@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--push", action="store_true", help="upload it to the URL that CONFIG names as its baseline"
     )
+    parser.add_argument(
+        "--generation",
+        action="store_true",
+        help="record only the reference's answers to the generation questions, into the baseline there is",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -32,14 +37,14 @@ def execute(arguments: argparse.Namespace) -> int:
     """Capture; raises `QuantguardError` with the cause where that is not possible."""
     from pytest_quantguard.baseline.store import read_manifest
     from pytest_quantguard.config_file import load_config
-    from pytest_quantguard.gate.capture import record_baseline, recorded_folder
+    from pytest_quantguard.gate.capture import record_baseline, record_generation, recorded_folder
     from pytest_quantguard.gate.trial import Trial, TrialOptions
     from pytest_quantguard.report.progress import ThrottledLines
 
     config = load_config(arguments.config)
     options = TrialOptions((arguments.output / config.name).absolute(), push=arguments.push)
     trial = Trial(config, arguments.config, options, ThrottledLines(tell, seconds=3))
-    done = record_baseline(trial)
+    done = record_generation(trial) if arguments.generation else record_baseline(trial)
     if arguments.json:
         manifest = read_manifest(recorded_folder(trial))
         print_json({"baseline": str(config.baseline), "manifest": manifest.model_dump(mode="json")})

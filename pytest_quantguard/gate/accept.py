@@ -6,15 +6,18 @@ from pytest_quantguard.baseline.recording import Cell, CellKey
 from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
 from pytest_quantguard.baseline.store import write_recording
 from pytest_quantguard.errors import BaselineError
+from pytest_quantguard.gate.generation import known_generation
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.gate.portable import portable
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.capture import accept
+from pytest_quantguard.results import Kind
 
 
 def accept_run(trial: Trial) -> str:
-    """Judge everything but drift and speed, then store; returns a sentence for the user.
+    """Judge everything but drift and speed (generated answers if there are any), then store; returns a
+    sentence for the user.
 
     Raises `BaselineError` that names the checks which failed: a run that is not within budget is no model
     for later ones.
@@ -27,10 +30,13 @@ def accept_run(trial: Trial) -> str:
                 f"{trial.accept_command}"
             )
         check_pushable(RemoteFolder(remote.url))
+    left_out: set[Kind] = {"drift", "speed"}
+    if known_generation(trial) is None:
+        left_out.add("generation")  # Slow: asked only where this run's selection asked it.
     failed = [
         result.id
         for result in (
-            judge(trial, check) for check in plan_checks(trial.config) if check.kind not in ("drift", "speed")
+            judge(trial, check) for check in plan_checks(trial.config) if check.kind not in left_out
         )
         if result.outcome == "failed"
     ]

@@ -5,42 +5,70 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
-from pytest_quantguard.baseline.store import write_recording
+from pytest_quantguard.baseline.store import read_manifest, write_recording
 from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.gate.generation import generation_prompts, record_answers, store_answers
 from pytest_quantguard.gate.portable import portable
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.capture import capture
-from pytest_quantguard.serving.launch import start
+from pytest_quantguard.serving.launch import RunningServer, start
 
 
 def record_baseline(trial: Trial) -> str:
     """Capture and store; returns a sentence for the user. Raises `QuantguardError` with the cause."""
     config = trial.config
-    if config.reference is None:
+    remote, folder = trial.remote_baseline(), recorded_folder(trial)
+    _require_place(trial, remote)
+    suite = trial.suite()
+    if config.generation is not None:
+        generation_prompts(trial)  # What is wrong with them is better known before the work than after.
+    with _started_reference(trial) as server:
+        recording = capture(
+            server, suite, portable(config, trial.config_path.parent), progress=trial.progress
+        )
+        answers = record_answers(trial, server) if config.generation is not None else None
+    write_recording(folder, recording)
+    generated = f" {store_answers(folder, answers)}" if answers is not None else ""
+    pinned = "" if remote is None else _push(trial, folder, remote)
+    return (
+        f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "
+        f"{config.suite.score_tokens} scored tokens each, {len(recording.cells)} cells. Run the gate without "
+        f"the update flag to use it.{generated}{pinned}"
+    )
+
+
+def record_generation(trial: Trial) -> str:
+    """Record only the reference's answers to the generation questions, into the baseline that is there.
+
+    Returns a sentence for the user. Raises `QuantguardError` with the cause.
+    """
+    folder = trial.config.baseline
+    if isinstance(folder, str):
+        raise ConfigError(
+            f"{trial.config_path}: `baseline` is a URL, and generated answers are added to a folder on this "
+            f"machine only. Record and push the whole baseline: {trial.capture_command}"
+        )
+    generation_prompts(trial)
+    read_manifest(folder)
+    with _started_reference(trial) as server:
+        answers = record_answers(trial, server)
+    return store_answers(folder, answers)
+
+
+def _started_reference(trial: Trial) -> RunningServer:
+    reference = trial.config.reference
+    if reference is None:
         raise ConfigError(
             f"{trial.config_path}: there is no `reference`, so no baseline can be captured. Add the server "
             "of the "
             "unquantized model: reference: {backend: sglang, model_path: ..., dtype: bfloat16}."
         )
-    remote, folder = trial.remote_baseline(), recorded_folder(trial)
-    _require_place(trial, remote)
-    suite = trial.suite()
-    trial.progress(f"starting the reference ({config.reference.backend})")
-    with start(
-        config.reference,
+    trial.progress(f"starting the reference ({reference.backend})")
+    return start(
+        reference,
         log_path=trial.options.output / "reference.log",
         worker=trial.options.worker,
         progress=trial.progress,
-    ) as server:
-        recording = capture(
-            server, suite, portable(config, trial.config_path.parent), progress=trial.progress
-        )
-    write_recording(folder, recording)
-    pinned = "" if remote is None else _push(trial, folder, remote)
-    return (
-        f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "
-        f"{config.suite.score_tokens} scored tokens each, {len(recording.cells)} cells. Run the gate without "
-        f"the update flag to use it.{pinned}"
     )
 
 

@@ -93,7 +93,9 @@ class CheckItem(GateItem):
         """Give the item its check, and the names by which -k and -m find it."""
         self.gate, self.check = gate, check
         self.add_marker(pytest.mark.quantguard)
-        words = {check.kind, check.metric or "", check.cell.phase if check.cell else ""}
+        if check.kind == "generation":
+            self.add_marker(pytest.mark.slow)
+        words = {check.kind, check.metric or "", check.cell.phase if check.cell else "", check.task or ""}
         self.extra_keyword_matches.update(words - {""})
 
     def report_outcome(self) -> None:

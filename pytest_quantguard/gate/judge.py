@@ -12,6 +12,7 @@ from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Decision, Increase
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.diagnose import diagnose_trial
+from pytest_quantguard.gate.generation_judge import judge_generation
 from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Trial
@@ -355,4 +356,5 @@ JUDGES: Mapping[Kind, Callable[[Trial, Check], CheckResult]] = {
     "accuracy": _judge_accuracy,
     "self_consistency": _judge_self_consistency,
     "drift": _judge_drift,
+    "generation": judge_generation,
 }

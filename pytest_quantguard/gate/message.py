@@ -66,11 +66,17 @@ def describe_key(trial: Trial, result: CheckResult) -> list[str]:
     keys = {
         "accuracy": f"accuracy.{result.metric}, or an entry of accuracy.overrides",
         "drift": f"accuracy.drift.{result.metric}",
+        "generation": _generation_key(result),
         "self_consistency": f"self_consistency.{result.extra.get('comparison')}",
         "validity": "validity",
     }
     key = keys.get(result.kind)
     return labelled("bound", f"{key} in {trial.config_path}") if key else []
+
+
+def _generation_key(result: CheckResult) -> str:
+    task = result.extra.get("task")
+    return f"generation.{result.metric}" if task == "all" else f"generation.tasks.{task}.{result.metric}"
 
 
 def describe_worst(

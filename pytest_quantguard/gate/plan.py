@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Bound, DriftBound, GateConfig, SelfCheck
+from pytest_quantguard.generation.metrics import EVERYTHING
 from pytest_quantguard.results import Kind
 
 SelfComparison = Literal["decode_against_prefill", "batch", "warm_cache", "repeat"]
@@ -20,7 +21,8 @@ class Check:
 
     name: the rest of the test's id after the config's name; unique within a config.
     cell: what must be measured; None where the check is about the server as a whole.
-    bound: of accuracy. drift_bound: of drift in a metric against BF16. self_check: of self-consistency.
+    bound: of accuracy and generation. task: of generation, "all" for all together. drift_bound: of drift in a
+    metric against BF16. self_check: of self-consistency.
     """
 
     kind: Kind
@@ -30,6 +32,7 @@ class Check:
     bound: Bound | None = None
     drift_bound: DriftBound | None = None
     self_check: SelfCheck | None = None
+    task: str | None = None
     comparison: SelfComparison | None = None
 
 
@@ -41,6 +44,7 @@ def plan_checks(config: GateConfig) -> tuple[Check, ...]:
         *_accuracy(config),
         *_self_consistency(config),
         *_drift(config),
+        *_generation(config),
         *_speed(config),
     )
 
@@ -96,6 +100,16 @@ def _drift(config: GateConfig) -> Iterator[Check]:
             yield Check("drift", f"drift[{cell}-{metric}]", cell, metric, drift_bound=drift_bound)
         for metric, bound in (drift.divergence.bounds if drift.divergence else {}).items():
             yield Check("drift", f"drift[{cell}-divergence-{metric}]", cell, metric, bound=bound)
+
+
+def _generation(config: GateConfig) -> Iterator[Check]:
+    if config.generation is None:
+        return
+    for metric, bound in config.generation.bounds.items():
+        yield Check("generation", f"generation[{metric}]", metric=metric, bound=bound, task=EVERYTHING)
+    for task, settings in config.generation.tasks.items():
+        for metric, bound in settings.bounds.items():
+            yield Check("generation", f"generation[{task}-{metric}]", metric=metric, bound=bound, task=task)
 
 
 def _speed(config: GateConfig) -> Iterator[Check]:

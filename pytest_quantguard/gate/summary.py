@@ -18,6 +18,7 @@ from pytest_quantguard.config import AttachServer, EmulatorServer
 from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.gate.details import details_of
 from pytest_quantguard.gate.diagnose import diagnose_trial
+from pytest_quantguard.gate.generation_summary import summarize_generation
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_position, by_task
@@ -53,6 +54,7 @@ def summarize(trial: Trial) -> TrialResult:
         environment=_environment(),
         cells=cells,
         details=details_of(trial),
+        generation=summarize_generation(trial),
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
     )

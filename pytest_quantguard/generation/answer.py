@@ -20,11 +20,13 @@ class Question(NamedTuple):
     """A prompt as it goes to a server.
 
     input_ids: what is sent on the native route; None on the chat route, which is sent the prompt's text.
+    prompt_tokens: its length; on the chat route perhaps without what the server's template adds.
     max_new_tokens: the token budget of the answer.
     """
 
     prompt: Prompt
     input_ids: tuple[int, ...] | None
+    prompt_tokens: int
     max_new_tokens: int
 
 

@@ -41,10 +41,8 @@ class AnswerPair:
     candidate: GeneratedAnswer
 
     @cached_property
-    def scores(self) -> tuple[float, float] | None:
-        """(reference, candidate), 0 to 1; None for a prompt without gold."""
-        if not self.prompt.gold:
-            return None
+    def scores(self) -> tuple[float, float]:
+        """(reference, candidate), 0 to 1."""
         task, gold = self.prompt.task, self.prompt.gold
         return score(task, self.reference.text, gold), score(task, self.candidate.text, gold)
 
@@ -66,8 +64,9 @@ class AnswerPair:
     def signs(self) -> frozenset[Sign]:
         """What the candidate's answer shows and the reference's does not; lost: it scores less, won: more."""
         found = set(self._own_signs(self.candidate) - self.reference_signs)
-        if self.scores is not None and self.scores[0] != self.scores[1]:
-            found.add("lost" if self.scores[1] < self.scores[0] else "won")
+        before, after = self.scores
+        if before != after:
+            found.add("lost" if after < before else "won")
         return frozenset(found)
 
     def _own_signs(self, answer: GeneratedAnswer) -> frozenset[Sign]:
@@ -93,15 +92,14 @@ class Figure:
 class Figures:
     """Everything known of a set of pairs.
 
-    metrics: by the names of `GENERATION_METRICS`; score and what follows from it only where prompts have
-    gold, relative_score only where the reference scores at all. counts: new signs of the candidate.
-    reference_counts: signs of the reference itself. mcnemar_p: two-sided, for flips in either direction.
+    metrics: by the names of `GENERATION_METRICS`; relative_score only where the reference scores at all,
+    length_ratio only where it writes at all. counts: new signs of the candidate. reference_counts: signs of
+    the reference itself. mcnemar_p: two-sided, for flips in either direction.
     """
 
     prompts: int
-    scored: int
     metrics: dict[str, Figure]
-    reference_score: float | None
+    reference_score: float
     counts: dict[Sign, int]
     reference_counts: dict[Sign, int]
     mcnemar_p: float
@@ -124,14 +122,13 @@ def figures_of(pairs: Sequence[AnswerPair]) -> Figures:
     if not pairs:
         raise ValueError("there are no answers to compare")
     counts = _count([pair.signs for pair in pairs])
-    scores = np.array([pair.scores for pair in pairs if pair.scores is not None], dtype=np.float64)
+    scores = np.array([pair.scores for pair in pairs], dtype=np.float64)
     divergences = [pair.first_divergence for pair in pairs if pair.first_divergence is not None]
     metrics = {**_score_figures(scores, counts), **_text_figures(pairs)}
     return Figures(
         prompts=len(pairs),
-        scored=len(scores),
         metrics=metrics,
-        reference_score=float(scores[:, 0].mean()) if len(scores) else None,
+        reference_score=float(scores[:, 0].mean()),
         counts=counts,
         reference_counts=_count([pair.reference_signs for pair in pairs]),
         mcnemar_p=mcnemar_exact(lost=counts["lost"], won=counts["won"]),
@@ -147,15 +144,13 @@ def _count(signs: Sequence[frozenset[Sign]]) -> dict[Sign, int]:
 
 
 def _score_figures(scores: npt.NDArray[np.float64], counts: dict[Sign, int]) -> dict[str, Figure]:
-    """scores: float64 [prompts with gold, 2], reference and candidate."""
-    if not len(scores):
-        return {}
-    columns = [_column(scores[:, side]) for side in (0, 1)]
+    """scores: float64 [prompts, 2], reference and candidate."""
     prompts = np.arange(len(scores), dtype=np.int64)
     lost, won = counts["lost"], counts["won"]
     found = {
         "score": Figure(
-            float(scores[:, 1].mean()), bootstrap_intervals({"score": columns[1]}, prompts)["score"]
+            float(scores[:, 1].mean()),
+            bootstrap_intervals({"score": _column(scores[:, 1])}, prompts)["score"],
         ),
         "loss_p": Figure(mcnemar_exact(lost=lost, won=won) if lost > won else 1.0),
     }

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+EVERYTHING = "all"
+"""Stands for all tasks together, where figures are kept by task."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationMetric:

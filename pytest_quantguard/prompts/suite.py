@@ -74,19 +74,19 @@ def digest_suite(prompts: tuple[Prompt, ...]) -> str:
     return digest.hexdigest()
 
 
-def read_prompts(path: Path, *, need_gold: bool = False) -> tuple[Prompt, ...]:
+def read_prompts(path: Path, *, need_gold: bool = False, key: str = "suite.prompts") -> tuple[Prompt, ...]:
     """Prompts of a JSONL file: objects with `text`, `prompt` or `question`, or with `token_ids`; and, if
     wished, `id`, `task` and `gold`.
 
-    need_gold: every line must have a `gold` that its task can score. Raises ConfigError naming every bad line
-    (the first ten).
+    need_gold: every line must have a `gold` that its task can score. key: of the config, for messages. Raises
+    ConfigError naming every bad line (the first ten).
     """
     try:
         raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(
             f"The prompt file {path} cannot be read: {error.strerror or error}. "
-            "Set `suite.prompts` to a JSONL file or to 'builtin'."
+            f"Set `{key}` to a JSONL file or to 'builtin'."
         ) from error
     prompts: list[Prompt] = []
     problems: list[str] = []

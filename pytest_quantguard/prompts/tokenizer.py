@@ -55,7 +55,11 @@ class ChatTokenizer:
 
     def count(self, text: str) -> int:
         """Number of tokens of a plain text, without special tokens."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(self.encode_plain(text))
+
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Ids of a text alone, without any special token that it does not write itself."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are no whole character become U+FFFD."""

@@ -89,6 +89,8 @@ def _read_answer(
         raise InvalidAnswerError(f"{place}: the answer has no meta_info, so this is not SGLang's /generate")
     finish = _finish_reason(meta, request, place)
     output_ids = _output_ids(item, meta, place)
+    if finish == "abort":
+        return _partial_answer(item, meta, output_ids)
     _check_counts(meta, request, output_ids, finish, place)
     prompt = output = None
     if wants_logprobs(request, top_logprobs):
@@ -105,6 +107,20 @@ def _read_answer(
         cached_tokens=int(meta.get("cached_tokens") or 0),
         prompt=prompt,
         output=output,
+    )
+
+
+def _partial_answer(item: Mapping[str, Any], meta: Mapping[str, Any], output_ids: tuple[int, ...]) -> Answer:
+    """What there was when the request was aborted, perhaps before its turn; its counts promise nothing."""
+    return Answer(
+        output_ids=output_ids,
+        text=str(item.get("text") or ""),
+        finish_reason="abort",
+        prompt_tokens=int(meta.get("prompt_tokens") or 0),
+        completion_tokens=len(output_ids),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        prompt=None,
+        output=None,
     )
 
 
