@@ -6,8 +6,8 @@ reason, so that everything that needs it fails with that reason and nothing is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ from pytest_quantguard.caching import cache_folder
 from pytest_quantguard.config import AttachServer, GateConfig
 from pytest_quantguard.errors import (
     BaselineError,
+    ConfigError,
     InvalidAnswerError,
     QuantguardError,
     RequestRejectedError,
@@ -50,13 +51,15 @@ class TrialOptions:
     """What the command line adds to a config.
 
     output: folder of this config's results and logs. worker: number of the xdist worker, 0 without.
-    push: also store what is recorded at the URL of `baseline`.
+    push: also store what is recorded at the URL of `baseline`. accepting: this run is to become the accepted
+    one, so that it is not held against the last.
     """
 
     output: Path
     repeats: int = 1
     worker: int = 0
     push: bool = False
+    accepting: bool = False
 
 
 @dataclass(slots=True)
@@ -104,6 +107,24 @@ class Trial:
     def server(self) -> RunningServer:
         """The candidate, started on first use."""
         return self.once("server", self._start)
+
+    def reference_server(self) -> RunningServer:
+        """The reference beside the candidate, started on first use."""
+        return self.once("reference", self._start_reference)
+
+    @contextmanager
+    def reference_alone(self) -> Iterator[RunningServer]:
+        """The reference while the candidate is stopped, which starts anew when it is next needed."""
+        running = self.running_server()
+        if running is not None:
+            self.progress("stopping the candidate, so that the reference has the device")
+            running.stop()
+            del self._had["server"]
+        server = self._start_reference()
+        try:
+            yield server
+        finally:
+            server.stop()
 
     def decode_choice(self) -> DecodeChoice:
         """How decode is measured on this server."""
@@ -281,6 +302,25 @@ class Trial:
             )
         )
         self.progress("the candidate answers")
+        return server
+
+    def _start_reference(self) -> RunningServer:
+        if self.config.reference is None:
+            raise ConfigError(
+                f"{self.config_path}: times are to be held against the reference, and there is no "
+                "`reference`. Add the server of the unquantized model: "
+                "reference: {backend: sglang, model_path: ..., dtype: bfloat16}."
+            )
+        self.progress(f"starting the reference ({self.config.reference.backend})")
+        server = self._stack.enter_context(
+            start(
+                self.config.reference,
+                log_path=self.options.output / "reference.log",
+                worker=self.options.worker,
+                progress=self.progress,
+            )
+        )
+        self.progress("the reference answers")
         return server
 
     def _measure(self, key: CellKey, *, warm: bool) -> CellMeasurement:

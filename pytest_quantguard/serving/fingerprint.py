@@ -34,11 +34,12 @@ RELEVANT_ARGUMENTS = frozenset(
         "attention_backend", "chunked_prefill_size", "context_length", "cuda_graph_bs", "cuda_graph_max_bs",
         "data_parallel_size", "decode_attention_backend", "device", "disable_cuda_graph",
         "disable_overlap_schedule", "disable_radix_cache", "dp_size", "dtype",
-        "enable_deterministic_inference", "enable_dp_attention", "enable_mixed_chunk", "enable_torch_compile", "ep_size", "fp4_gemm_backend",
-        "fp8_gemm_backend", "kv_cache_dtype", "max_prefill_tokens", "max_running_requests",
-        "moe_runner_backend", "page_size", "pp_size", "prefill_attention_backend", "quantization",
-        "sampling_backend", "schedule_conservativeness", "schedule_policy", "speculative_algorithm",
-        "speculative_num_draft_tokens", "speculative_num_steps", "stream_interval", "tp_size",
+        "enable_deterministic_inference", "enable_dp_attention", "enable_mixed_chunk",
+        "enable_torch_compile", "ep_size", "fp4_gemm_backend", "fp8_gemm_backend", "kv_cache_dtype",
+        "max_prefill_tokens", "max_running_requests", "moe_runner_backend", "page_size", "pp_size",
+        "prefill_attention_backend", "quantization", "sampling_backend", "schedule_conservativeness",
+        "schedule_policy", "speculative_algorithm", "speculative_num_draft_tokens", "speculative_num_steps",
+        "stream_interval", "tp_size",
     }
 )  # fmt: skip
 """Arguments in a server's own report that change its speed."""

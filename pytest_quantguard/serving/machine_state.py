@@ -81,7 +81,7 @@ class MachineState:
         short = self.idle is not None and self.idle < BUSY_IDLE
         if short and self.foreign is not None and self.foreign > FOREIGN_SHARE:
             found.append(
-                f"other processes took {self.foreign:.0%} of the processors' time while {self.idle:.0%} was idle"
+                f"other processes took {self.foreign:.0%} of the processors' time, {self.idle:.0%} was idle"
             )
         return found
 
