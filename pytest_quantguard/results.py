@@ -34,6 +34,64 @@ class Result(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+class SpeedVerdict(Result):
+    """What was decided about one cell's times.
+
+    value: for "accepted" the time over the accepted one, for "reference" the reference's time over ours, else
+    the figure. noise: what rounds of the record differ by among themselves, a share. reasons: of a doubt.
+    """
+
+    against: Literal["errors", "bound", "accepted", "reference"]
+    figure: str
+    status: Literal[
+        "held", "failed", "improved", "unchanged", "regressed", "reached", "missed", "inconclusive", "refused"
+    ]
+    value: float | None = None
+    bound: float | None = None
+    bound_side: Literal["max", "min"] | None = None
+    interval: tuple[float, float] | None = None
+    noise: float | None = None
+    sentence: str
+    reasons: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether it fails the check; what is inconclusive does so only if the config says."""
+        return self.status in ("failed", "regressed", "missed", "refused")
+
+
+class SpeedResult(Result):
+    """One scenario at one level.
+
+    figures: median over the rounds; intervals: 95 % of that median; by_round: every round. compared: the figure
+    that is held against other runs. scatter: standard deviation over mean of its rounds. errors: most failed
+    requests in a round. reference_rounds: the compared figure of the reference.
+    """
+
+    scenario: str
+    level: str
+    requests: int
+    concurrency: int
+    request_rate: float | None = None
+    input_tokens: int
+    output_tokens: int
+    rounds: int
+    warmup_rounds: int
+    steady: bool
+    compared: str
+    figures: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    by_round: dict[str, list[float]]
+    scatter: float
+    errors: int
+    error_examples: list[str] = []
+    cached_tokens: int = 0
+    reference_rounds: list[float] = []
+    interleaved: bool = False
+    machine: dict[str, Any] = {}
+    verdicts: list[SpeedVerdict] = []
+
+
 class CheckResult(Result):
     """One check, as one test reports it.
 
@@ -59,6 +117,7 @@ class CheckResult(Result):
     outcome: Outcome
     message: str = ""
     extra: dict[str, Any] = Field(default_factory=dict, description="Figures of this kind of check.")
+    speed: SpeedResult | None = None
 
     @property
     def passed(self) -> bool:
@@ -317,13 +376,19 @@ class RunResult(TrialResult):
 
 def write_result(folder: Path, result: RunResult) -> Path:
     """Write `folder/result.json` atomically; raises `QuantguardError` where that is not possible."""
-    path = folder / RESULT_FILE
     body = orjson.dumps(
         result.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     )
+    return write_whole(folder / RESULT_FILE, body, "The result")
+
+
+def write_whole(path: Path, body: bytes, what: str) -> Path:
+    """Write a file of a run so that it appears whole or not at all; raises `QuantguardError` that names
+    `what`.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(body)
@@ -334,7 +399,7 @@ def write_result(folder: Path, result: RunResult) -> Path:
             raise
     except OSError as error:
         raise QuantguardError(
-            f"The result could not be written to {path}: {error.strerror or error}. Free space or "
+            f"{what} could not be written to {path}: {error.strerror or error}. Free space or "
             "permissions there, or choose another folder with --quantguard-output=DIR."
         ) from error
     return path

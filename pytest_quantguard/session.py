@@ -19,7 +19,8 @@ from pytest_quantguard.config_file import load_configs
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.gate.summary import summarize
 from pytest_quantguard.gate.trial import Trial, TrialOptions
-from pytest_quantguard.results import CheckResult, RunResult, TrialResult, write_result
+from pytest_quantguard.report.files import write_run
+from pytest_quantguard.results import CheckResult, RunResult, TrialResult
 
 SESSION: pytest.StashKey[GateSession] = pytest.StashKey()
 DEFAULT_OUTPUT = Path(".quantguard")
@@ -49,7 +50,8 @@ class GateSession:
     planned: dict[str, list[str]] = field(default_factory=dict)
     checks: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
     published: dict[str, TrialResult] = field(default_factory=dict)
-    written: dict[str, Path] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    reports: dict[str, Path | None] = field(default_factory=dict)
     _trials: list[Trial] | None = None
 
     def trials(self) -> list[Trial]:
@@ -65,6 +67,7 @@ class GateSession:
                         self.options.repeats,
                         self.options.worker or 0,
                         self.options.push,
+                        self.options.accept,
                     ),
                     self.progress,
                 )
@@ -95,7 +98,10 @@ class GateSession:
             self.published[trial.name] = trial
 
     def finish(self) -> list[RunResult]:
-        """Write `result.json` of every config that had a check selected, and return what was written."""
+        """The result of every config that had a check selected, with its files written.
+
+        What could not be written is told in `problems`.
+        """
         results = []
         for trial in self._trials or []:
             name = trial.config.name
@@ -105,7 +111,9 @@ class GateSession:
             everything = {check.name for check in plan_checks(trial.config)}
             unselected = everything - set(self.planned.get(name, ())) - self.checks.get(name, {}).keys()
             result = self._result(known, list(self.checks.get(name, {}).values()), len(unselected))
-            self.written[name] = write_result(trial.options.output, result)
+            written = write_run(trial.options.output, result)
+            self.reports[name] = written.report
+            self.problems += written.problems
             results.append(result)
         return results
 

@@ -1,6 +1,8 @@
-"""What a report shows beyond figures: where in the texts a candidate is far off, and what it would have said there.
+"""What a report shows beyond figures: where in the texts a candidate is far off, and what it would have said
+there.
 
-Asks the server for nothing but the texts of a few tokens, and stops asking at the first answer that does not come.
+Asks the server for nothing but the texts of a few tokens, and stops asking at the first answer that does not
+come.
 """
 
 from __future__ import annotations
@@ -119,7 +121,9 @@ def _worst(trial: Trial, baseline: Recording, cells: dict[CellKey, Divergence]) 
 
 
 def worst_places(cells: dict[CellKey, Divergence], count: int = WORST) -> list[tuple[Place, CellKey]]:
-    """The places with the largest KL in any cell, with that cell; first one of each prompt, then further ones."""
+    """The places with the largest KL in any cell, with that cell; first one of each prompt, then further
+    ones.
+    """
     worst: dict[Place, tuple[float, CellKey]] = {}
     for key, divergence in cells.items():
         for index in np.argsort(-divergence.kl, kind="stable")[: 50 * count].tolist():

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import pytest_quantguard
-from pytest_quantguard.errors import ConfigError, QuantguardError
+from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.gate.message import shown_path
+from pytest_quantguard.report.annotations import workflow_commands
 from pytest_quantguard.report.progress import ThrottledLines
 from pytest_quantguard.report.terminal import render
+from pytest_quantguard.report.visible import visible
 from pytest_quantguard.results import CheckResult, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
 
@@ -104,7 +106,6 @@ class GateHooks:
     def __init__(self, state: GateSession) -> None:
         self.state = state
         self.results: list[RunResult] = []
-        self.problems: list[str] = []
         self.remarks: list[str] = []
 
     def pytest_report_header(self) -> list[str]:
@@ -218,12 +219,8 @@ class GateHooks:
             self.state.close()
 
     def _finish(self, session: pytest.Session) -> None:
-        if session.config.getoption("collectonly"):
-            return
-        try:
+        if not session.config.getoption("collectonly"):
             self.results = self.state.finish()
-        except QuantguardError as error:
-            self.problems.append(str(error))
 
     def pytest_unconfigure(self) -> None:
         """The last chance to stop the servers."""
@@ -234,13 +231,20 @@ class GateHooks:
         for result in self.results:
             terminalreporter.section(f"quantguard: {result.name}", sep="=")
             verbose = terminalreporter.verbosity > 0
-            for line in render(result, width=terminalreporter._tw.fullwidth, verbose=verbose):
+            report = self.state.reports.get(result.name)
+            for line in render(
+                result,
+                width=terminalreporter._tw.fullwidth,
+                verbose=verbose,
+                report=shown_path(report) if report is not None else None,
+            ):
                 terminalreporter.line(line.text, **line.markup)
-            terminalreporter.line(f"  result     {shown_path(self.state.written[result.name])}")
+            for command in workflow_commands(result):
+                terminalreporter.write_line(command)
         for remark in self.remarks:
-            terminalreporter.line(f"quantguard: {remark}", green=True)
-        for problem in self.problems:
-            terminalreporter.line(problem, red=True)
+            terminalreporter.line(f"quantguard: {visible(remark)}", green=True)
+        for problem in self.state.problems:
+            terminalreporter.line(visible(problem), red=True)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

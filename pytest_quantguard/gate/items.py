@@ -18,6 +18,7 @@ from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.speed import time_requests
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.report.visible import visible_lines
 from pytest_quantguard.results import CheckResult
 from pytest_quantguard.session import GateSession
 
@@ -102,9 +103,11 @@ class CheckItem(GateItem):
         """Fail or warn as the result says."""
         assert self.result is not None
         if self.result.outcome == "failed":
-            pytest.fail(self.result.message, pytrace=False)
+            pytest.fail(visible_lines(self.result.message), pytrace=False)
         if self.result.outcome == "warned":
-            warnings.warn(QuantguardWarning(f"{self.nodeid}: {self.result.message}"), stacklevel=2)
+            warnings.warn(
+                QuantguardWarning(f"{self.nodeid}: {visible_lines(self.result.message)}"), stacklevel=2
+            )
 
 
 class JudgedCheck(CheckItem):
@@ -207,4 +210,4 @@ def _told_plainly(item: GateItem) -> Iterator[None]:
         message = str(error)
         if first != item.nodeid:
             message = "Not run: " + message.split("\n", 1)[0] + f"\n(told in full by {first})"
-        raise pytest.fail.Exception(message, pytrace=False) from None
+        raise pytest.fail.Exception(visible_lines(message), pytrace=False) from None

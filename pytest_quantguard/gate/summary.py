@@ -20,6 +20,7 @@ from pytest_quantguard.gate.details import details_of
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_summary import summarize_generation
 from pytest_quantguard.gate.message import shown_path
+from pytest_quantguard.gate.revision import revision_of
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_position, by_task
 from pytest_quantguard.logprobs.divergence import Divergence
@@ -30,7 +31,7 @@ PART_METRICS = ("kl_mean", "agreement")
 
 
 def summarize(trial: Trial) -> TrialResult:
-    """Everything that is known so far; asks the server for the text of a few tokens at most, and never fails."""
+    """Everything that is known so far; asks the server for texts of tokens only, and never fails."""
     cells, running = _cells(trial), trial.running_server()
     notes = [
         *trial.notes,
@@ -51,7 +52,7 @@ def summarize(trial: Trial) -> TrialResult:
         baseline_path=shown_path(trial.config.baseline),
         baseline=_manifest(trial.known_baseline()),
         accepted=_manifest(trial.known_accepted()),
-        environment=_environment(),
+        environment={**_environment(), **revision_of(trial.config_path.parent)},
         cells=cells,
         details=details_of(trial),
         generation=summarize_generation(trial),

@@ -183,6 +183,10 @@ class Trial:
                 raise
         return cast(T, self._had[part])
 
+    def keep(self, part: Hashable, value: object) -> None:
+        """Remember what was obtained elsewhere, in place of what is known of it."""
+        self._had[part] = value
+
     def told(self, error: QuantguardError, test_id: str) -> str:
         """The first test that told of this error, by its text; which is `test_id` if none has."""
         return self._told.setdefault(str(error), test_id)

@@ -9,10 +9,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_quantguard.report.headline import failed_groups, label, verdict_line
+from pytest_quantguard.report.visible import visible
 from pytest_quantguard.results import RELATIVE, CheckResult, RunResult
 
 NARROWEST = 60
 WIDEST = 120
+SHOWN_GROUPS = 8
+LONGEST_TEXT = 600
 MARKS = {"failed": "!", "error": "?", "warned": "*", "skipped": "-", "passed": " "}
 LEGEND = {"!": "failed", "?": "could not run", "*": "warning", "~": "near the bound", "-": "not run"}
 
@@ -28,12 +32,26 @@ class Line:
     markup: Mapping[str, bool] = field(default_factory=dict)
 
 
-def render(result: RunResult, *, width: int = 80, verbose: bool = False) -> list[Line]:
-    """Verdict first, then the table, then what it may be. verbose: with the grounds of every verdict that
-    held.
+def render(
+    result: RunResult, *, width: int = 80, verbose: bool = False, report: str | None = None
+) -> list[Line]:
+    """Verdict first, then what failed and what it may be, then where the report is, then the table.
+
+    verbose: with the grounds of every verdict that held. report: the path to show.
     """
     width = max(NARROWEST, min(width, WIDEST))
-    lines = [_verdict(result)]
+    colour = {"passed": "green", "failed": "red", "incomplete": "yellow"}[result.verdict]
+    first, *rest = textwrap.wrap(visible(verdict_line(result)), width, subsequent_indent="  ")
+    lines = [Line(line, {colour: True, "bold": True}) for line in (first, *rest)]
+    groups = failed_groups(result)
+    for group in groups[:SHOWN_GROUPS]:
+        lines += _wrapped(f"{group.outcome:<10} {group.sentence}", width, red=True)
+    if len(groups) > SHOWN_GROUPS:
+        lines += _wrapped(f"{'':<10} and {len(groups) - SHOWN_GROUPS} more, see the report", width, red=True)
+    for sentence in result.diagnosis:
+        lines += _wrapped(f"diagnosis  {sentence}", width, bold=True)
+    if report is not None:
+        lines += _wrapped(f"report     {report}", width, bold=True)
     if result.candidate is not None:
         lines += _wrapped(f"candidate  {result.candidate.title}", width)
     lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
@@ -41,33 +59,8 @@ def render(result: RunResult, *, width: int = 80, verbose: bool = False) -> list
     if verbose:
         held = [check for check in result.checks if check.passed and check.message]
         lines += [line for check in held for line in _wrapped(f"{check.id}: {check.message}", width)]
-    lines += [
-        line for sentence in result.diagnosis for line in _wrapped(f"diagnosis  {sentence}", width, bold=True)
-    ]
     lines += [line for note in result.notes for line in _wrapped(f"note       {note}", width)]
     return lines
-
-
-def _verdict(result: RunResult) -> Line:
-    counts = {outcome: sum(check.outcome == outcome for check in result.checks) for outcome in MARKS}
-    parts = [f"{counts['passed'] + counts['warned']} of {len(result.checks)} checks held"]
-    parts += [
-        f"{counts[outcome]} {text}"
-        for outcome, text in (
-            ("failed", "failed"),
-            ("error", "could not run"),
-            ("warned", "with a warning"),
-            ("skipped", "skipped"),
-        )
-        if counts[outcome]
-    ]
-    if result.unselected:
-        parts.append(f"{result.unselected} not selected")
-    if result.partial:
-        parts.append("the run ended early")
-    text = f"{result.name}: {result.verdict.upper()} ({', '.join(parts)}; {result.seconds:.0f} s)"
-    colour = {"passed": "green", "failed": "red", "incomplete": "yellow"}[result.verdict]
-    return Line(text, {colour: True, "bold": True})
 
 
 def _baseline_size(result: RunResult) -> str:
@@ -82,10 +75,8 @@ def _tables(result: RunResult, width: int) -> list[Line]:
     rows = _rows(result.checks)
     columns = _columns(result.checks)
     if not rows or not columns:
-        return [
-            Line(f"  {check.id}: {check.outcome}") for check in result.checks if check.outcome != "passed"
-        ]
-    labels = max(len(label) for label in rows) + 2
+        return []
+    labels = max(map(len, rows)) + 2
     bounds = max((len(_bound(cells.values())) for cells in rows.values()), default=0)
     cell_width = max(9, *(len(_cell(cell)) + 1 for cells in rows.values() for cell in cells.values()))
     lines: list[Line] = []
@@ -95,26 +86,15 @@ def _tables(result: RunResult, width: int) -> list[Line]:
     legend = [f"{mark} {text}" for mark, text in LEGEND.items() if mark in used]
     if legend:
         lines.append(Line("  " + ", ".join(legend)))
-    other = [check for check in result.checks if check.phase is None and check.outcome != "passed"]
-    return [*lines, Line(""), *(Line(f"  {check.id}: {check.outcome}", {"red": True}) for check in other)]
+    return [*lines, Line("")]
 
 
 def _rows(checks: Iterable[CheckResult]) -> dict[str, dict[Column, CheckResult]]:
     rows: dict[str, dict[Column, CheckResult]] = {}
     for check in checks:
         if check.phase is not None and check.batch_size is not None:
-            rows.setdefault(_label(check), {})[(check.phase, check.batch_size)] = check
+            rows.setdefault(label(check), {})[(check.phase, check.batch_size)] = check
     return rows
-
-
-def _label(check: CheckResult) -> str:
-    if check.kind == "accuracy":
-        return check.metric or check.id
-    if check.kind == "speed":
-        return "speed, tokens/s"
-    way = str(check.extra.get("comparison", check.metric or ""))
-    kind = {"self_consistency": "self", "validity": "validity"}.get(check.kind, check.kind)
-    return f"{kind} {way}".strip()
 
 
 def _columns(checks: Iterable[CheckResult]) -> list[Column]:
@@ -147,11 +127,11 @@ def _table(
         sizes += f"bs{batch_size} ".rjust(cell_width)
         previous = phase
     lines = [Line(phases.rstrip()), Line(sizes.rstrip() + "   bound")]
-    for label, cells in rows.items():
+    for name, cells in rows.items():
         shown = [cells.get(column) for column in columns]
         if not any(shown):
             continue
-        text = f"  {label}".ljust(labels) + "".join(_cell(cell).rjust(cell_width) for cell in shown)
+        text = f"  {name}".ljust(labels) + "".join(_cell(cell).rjust(cell_width) for cell in shown)
         bad = any(cell is not None and cell.outcome in ("failed", "error") for cell in shown)
         bound = _bound(cell for cell in shown if cell is not None)
         lines.append(Line(f"{text}  {bound}".rstrip(), {"red": True} if bad else {}))
@@ -193,10 +173,14 @@ def _bound(checks: Iterable[CheckResult | None]) -> str:
 
 
 def _wrapped(text: str, width: int, **markup: bool) -> list[Line]:
-    indent = " " * 13
+    """Foreign text in it can neither command the terminal nor reach beyond the width."""
     return [
         Line(line, markup)
         for line in textwrap.wrap(
-            text, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False
+            visible(text, longest=LONGEST_TEXT),
+            width,
+            initial_indent="  ",
+            subsequent_indent=" " * 13,
+            break_on_hyphens=False,
         )
     ]

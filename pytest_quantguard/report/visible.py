@@ -1,8 +1,8 @@
-"""Text of models, servers and users, made safe to show: what cannot be seen or would command a terminal becomes a
-visible escape.
+"""Text of models, servers and users, made safe to show: what cannot be seen or would command a terminal
+becomes a visible escape.
 
-Every output (terminal, Markdown, HTML, annotations) passes foreign text through here first, and through its own
-escaping afterwards.
+Every output (terminal, Markdown, HTML, annotations) passes foreign text through here first, and through its
+own escaping afterwards.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import unicodedata
 
 HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Controls (ESC among them), format characters (all bidi controls, zero widths), surrogates, private and unassigned
-ones, line and paragraph separators.
+"""Controls (ESC among them), format characters (all bidi controls, zero widths), surrogates, private and
+unassigned ones, line and paragraph separators.
 """
 WORKFLOW_COMMANDS = ("::", "##[")
 """What GitHub Actions obeys at the start of a line of output, spaces before it or not."""
@@ -41,7 +41,9 @@ def _escaped(character: str) -> str:
         return character
     short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
     code = ord(character)
-    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return short or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
 
 
 def _powerless(line: str) -> str:

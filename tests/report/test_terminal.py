@@ -90,7 +90,7 @@ def test_marks_tell_outcomes_without_colour() -> None:
         check("accuracy", "decode", 1, "kl_mean", None, outcome="skipped", bound=None),
     ]
     lines = texts(render(result(checks, verdict="failed"), width=100))
-    row = next(line for line in lines if "kl_mean" in line)
+    row = next(line for line in lines if line.startswith("  kl_mean"))
     assert row.split() == ["kl_mean", "0.9000!", "ERROR?", "0.4900~", "0.6000*", "-", "<=", "0.5"]
     assert (
         lines[0]
