@@ -48,6 +48,16 @@ def write_run(folder: Path, result: RunResult, environment: Mapping[str, str] = 
     return Written(report, tuple(problems))
 
 
+def changes_of(folder: Path, result: RunResult) -> Changes | None:
+    """The experiment log of a run whose line is in the history beside it; None where it is not."""
+    if not (folder / HISTORY_FILE).exists():
+        return None
+    for entry in reversed(read_history(folder).entries):
+        if (entry.name, entry.finished) == (result.name, result.finished):
+            return (entry.changed, entry.effect) if entry.changed else None
+    return None
+
+
 def write_report(path: Path, result: RunResult, changes: Changes | None = None) -> Path:
     """The HTML report; raises `QuantguardError` where it cannot be written."""
     return write_whole(path, render_html(result, changes=changes).encode(), "The report")

@@ -155,14 +155,14 @@ def bound_text(check: CheckResult) -> str:
     """The bound with its side; empty where there is none."""
     if check.bound is None:
         return ""
-    limit = figure(check.bound, RELATIVE) if check.unit == RELATIVE else f"{check.bound:g}"
+    limit = f"{check.bound * 100:+g} %" if check.unit == RELATIVE else f"{check.bound:g}"
     return f"{'≤' if check.bound_side == 'max' else '≥'} {limit}"
 
 
 def figure(value: float, unit: str | None = None) -> str:
     """A value for people: relative changes as percentages, everything else with four digits."""
     if unit == RELATIVE:
-        return f"{value * 100:+.1f} %"
+        return f"{value * 100:+.1f} %" if abs(value) < 1 else f"{value * 100:+.0f} %"
     if value and abs(value) < 1e-3:
         return f"{value:.1e}"
     return f"{value:.4f}" if abs(value) < 1 else f"{value:.4g}"

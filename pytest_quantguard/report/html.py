@@ -1,6 +1,6 @@
 """The report of a run as one HTML file: no script, no network, nothing beside it needed.
 
-Here are the page and what comes first on it; `html_accuracy` and `html_runs` make the sections. All texts of
+Here are the page and what comes first on it; the modules `html_...` make its sections. All texts of
 prompts, models, servers and configs are escaped where they enter the markup (`markup.py`), and a content
 security policy forbids the page to load or run anything all the same.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from pytest_quantguard.report import html_accuracy, html_runs
+from pytest_quantguard.report import html_accuracy, html_generation, html_runs, html_speed
 from pytest_quantguard.report.headline import failed_groups, figure, headlines, reason, verdict_line
 from pytest_quantguard.report.markup import Child, Html, block, join, tag
 from pytest_quantguard.results import CheckResult, RunResult
@@ -30,8 +30,8 @@ def render_html(result: RunResult, *, changes: tuple[str, str] | None = None) ->
         ("phases", "Prefill against decode", html_accuracy.phases(result)),
         ("tasks", "Per task", html_accuracy.tasks(result)),
         ("worst", "Worst positions", html_accuracy.worst(result)),
-        ("speed", "Speed", html_runs.speed(result)),
-        ("generation", "Generation", html_runs.generation(result)),
+        ("speed", "Speed", html_speed.speed(result)),
+        ("generation", "Generation", html_generation.generation(result)),
         ("diagnosis", "Diagnosis and notes", html_runs.diagnosis(result)),
         ("environment", "Environment and config", html_runs.environment(result)),
         ("llama-cpp", "In the language of llama.cpp", html_accuracy.llama_cpp(result)),
@@ -111,7 +111,7 @@ def _cards(result: RunResult) -> Html | None:
     if drifts:
         worst = max(drifts, key=lambda check: check.value or 0.0)
         cards.append(_card("largest drift", figure(worst.value or 0.0, worst.unit), worst.id))
-    cards += html_runs.headline_cards(result, _card)
+    cards += [_card(*card) for card in (*html_speed.cards(result), *html_generation.cards(result))]
     return tag("dl", cards, class_="cards") if cards else None
 
 
@@ -124,22 +124,23 @@ def _failures(result: RunResult) -> Html | None:
     if not groups:
         return None
     sentences = tag("ul", [tag("li", group.sentence) for group in groups])
-    messages = _distinct(result.failures)
-    shown = [
-        tag(
-            "details",
-            tag("summary", f"{check.id}: {check.outcome}"),
-            tag("pre", block(check.message or "no message"), tabindex=0, role="region", aria_label=check.id),
-            open=index == 0,
-        )
-        for index, check in enumerate(messages[:SHOWN_MESSAGES])
-    ]
-    left_out = len(messages) - SHOWN_MESSAGES
-    rest = tag("p", f"{left_out} further messages are in result.json.") if left_out > 0 else None
-    return join([sentences, tag("h3", "Messages"), *shown, rest])
+    firsts = [group.worst for group in groups]
+    others = [check for check in _distinct(result.failures) if check not in firsts]
+    shown = [_message(check, is_open=index == 0) for index, check in enumerate(firsts[:SHOWN_MESSAGES])]
+    parts: list[Child] = [sentences, tag("h3", "The worst of each"), *shown]
+    if others:
+        left_out = len(others) - SHOWN_MESSAGES
+        rest = tag("p", f"{left_out} further messages are in result.json.") if left_out > 0 else None
+        folded = [_message(check) for check in others[:SHOWN_MESSAGES]]
+        parts.append(tag("details", tag("summary", f"{len(others)} further messages"), folded, rest))
+    return join(parts)
+
+
+def _message(check: CheckResult, *, is_open: bool = False) -> Html:
+    text = tag("pre", block(check.message or "no message"), tabindex=0, role="region", aria_label=check.id)
+    return tag("details", tag("summary", f"{check.id}: {check.outcome}"), text, open=is_open)
 
 
 def _distinct(checks: list[CheckResult]) -> list[CheckResult]:
     """Without those that only refer to the message of another check."""
-    told = [check for check in checks if not check.message.startswith("Not run: ")]
-    return told or checks
+    return [check for check in checks if not check.message.startswith("Not run: ")]

@@ -4,7 +4,7 @@ where it ran, all checks. Each returns None where the run has nothing of the kin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -12,62 +12,9 @@ import yaml
 from pytest_quantguard.report.headline import bound_text, figure, first_line
 from pytest_quantguard.report.html_accuracy import scrolled
 from pytest_quantguard.report.markup import Child, Html, block, join, tag
-from pytest_quantguard.results import CheckResult, RunResult
+from pytest_quantguard.results import RunResult
 
-Card = Callable[[str, str, str], Html]
 LONGEST_CONFIG = 20_000
-
-
-def headline_cards(result: RunResult, card: Card) -> list[Html]:
-    """The speed figure with the largest value."""
-    speeds = [check for check in result.checks if check.kind == "speed" and check.value is not None]
-    if not speeds:
-        return []
-    best = max(speeds, key=lambda check: check.value or 0.0)
-    return [card(f"speed, {best.unit or ''}", figure(best.value or 0.0), best.id)]
-
-
-def speed(result: RunResult) -> Html | None:
-    """Every timed scenario with its figures."""
-    checks = [check for check in result.checks if check.kind == "speed"]
-    return _figures_table("Timed scenarios", checks) if checks else None
-
-
-def generation(result: RunResult) -> Html | None:
-    """Nothing is generated yet that is judged."""
-    return None
-
-
-def _figures_table(name: str, checks: list[CheckResult]) -> Html:
-    extras = list(
-        dict.fromkeys(key for check in checks for key, value in check.extra.items() if _plain(value))
-    )
-    heads = ("check", "value", "unit", "95 % interval", "bound", "outcome", *extras)
-    rows = []
-    for check in checks:
-        interval = (
-            "" if check.interval is None else " to ".join(figure(v, check.unit) for v in check.interval)
-        )
-        value = "" if check.value is None else figure(check.value, check.unit)
-        cells = (value, check.unit or "", interval, bound_text(check), check.outcome)
-        rows.append(
-            tag(
-                "tr",
-                tag("th", check.id, scope="row"),
-                [tag("td", cell) for cell in cells],
-                [tag("td", _plain_text(check.extra.get(key))) for key in extras],
-            )
-        )
-    head = tag("thead", tag("tr", [tag("th", head, scope="col") for head in heads]))
-    return scrolled(name, head, tag("tbody", rows))
-
-
-def _plain(value: object) -> bool:
-    return isinstance(value, int | float | str)
-
-
-def _plain_text(value: object) -> str:
-    return figure(value) if isinstance(value, float) else "" if value is None else str(value)
 
 
 def diagnosis(result: RunResult) -> Html | None:

@@ -6,6 +6,7 @@ could take for markup becomes a character reference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pytest_quantguard.report.headline import (
@@ -23,7 +24,8 @@ from pytest_quantguard.results import CheckResult, RunResult, TokenProbability
 
 SYMBOLS = {"passed": "✅", "failed": "❌", "incomplete": "⚠️"}
 MARKS = {"failed": " ❌", "error": " ⚠️", "warned": " ⚠️", "skipped": ""}
-HARMLESS = frozenset(" .,-+()/=%:;?'") | frozenset("≤≥±–→…")
+HARMLESS = re.compile(r"[^\x21-\x7e]|[\w .,+()/=%:;?'-]")
+"""Spaces, letters, digits and some marks; everything that Markdown or HTML take for markup is ASCII."""
 LONGEST = 60_000
 """GitHub takes a megabyte per step; nobody reads one."""
 SHOWN_GROUPS, SHOWN_MESSAGES, SHOWN_WORST, SHOWN_TOKENS = 20, 3, 5, 3
@@ -65,7 +67,7 @@ def render_markdown(
 def escaped(text: str, *, longest: int = 1000) -> str:
     """Foreign text on one line of Markdown."""
     return "".join(
-        character if character.isalnum() or character in HARMLESS else f"&#{ord(character)};"
+        character if HARMLESS.match(character) else f"&#{ord(character)};"
         for character in visible(text, longest=longest)
     )
 
