@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,20 +16,30 @@ from pytest_quantguard.commands import (
     calibration_set,
     capture,
     check_checkpoint,
+    compare,
     doctor,
     emulate,
+    history,
+    init,
+    report,
     run,
     schema,
     selftest,
     sensitivity,
+    suggest,
 )
 from pytest_quantguard.errors import ConfigError, QuantguardError
 
 COMMANDS: tuple[ModuleType, ...] = (
+    init,
     doctor,
     capture,
     run,
     accept,
+    suggest,
+    compare,
+    report,
+    history,
     emulate,
     check_checkpoint,
     selftest,
@@ -75,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What follows "--" belongs to pytest.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # A locale without UTF-8 is no reason to fail.
     words = list(sys.argv[1:] if argv is None else argv)
     ours, theirs = (
         (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_quantguard.cli import COMMANDS, main
-from pytest_quantguard.config_file import json_schema
+from pytest_quantguard.config_file import json_schema, load_config
 from tests.plugin.conftest import Project
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -135,3 +135,110 @@ def test_push_needs_a_url(captured: Project, capsys: pytest.CaptureFixture[str])
     assert "there is nowhere to push to" in capsys.readouterr().err
     result = captured.run("--quantguard-push")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_suggest_runs_the_candidate(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", "gate.yaml", "--write", "tight.yaml"]) == 0
+    assert "written to tight.yaml" in capsys.readouterr().err
+    tight = load_config(captured.folder / "tight.yaml")
+    assert set(tight.accuracy.bounds) == {"kl_mean", "agreement"}
+    assert main(["run", "tight.yaml"]) == 0, "what was measured keeps the proposed bounds"
+    captured.candidate.noise = 0.2
+    assert main(["run", "tight.yaml"]) == 1
+
+
+def test_suggest_takes_results(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gate.yaml"]) == 0
+    captured.candidate.requests = 0
+    capfd.readouterr()
+    result = ".quantguard/toy"
+    assert main(["suggest", "gate.yaml", "--from", result, result, "--metrics", "kl_mean", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert captured.candidate.requests == 0
+    assert (found["measurements"], found["cells"]) == (2, 4)
+    [suggestion] = found["suggestions"]
+    worst = max(cell["metrics"]["kl_mean"] for cell in captured.result()["cells"])
+    assert suggestion["worst"] == worst
+    assert 1.25 * worst <= suggestion["bound"] <= 1.25 * worst * 1.1
+    assert (suggestion["spread"], suggestion["noise_floor"]) == (0, 0)
+
+
+def test_suggest_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", "gate.yaml", "--metrics", "kl_maen"]) == 2
+    assert "kl_maen unknown. Known are: kl_mean," in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["suggest", "gate.yaml", "--margin", "0%"])
+    assert "expected a share such as 25%" in capsys.readouterr().err
+    assert main(["suggest", "gate.yaml", "--from", "nowhere"]) == 3
+    assert "There is no result at nowhere" in capsys.readouterr().err
+    assert main(["run", "gate.yaml", "--", "-k", "prefill"]) == 0
+    assert main(["suggest", "gate.yaml", "--from", ".quantguard/toy"]) == 3
+    assert "no measurement of decode-bs1, decode-bs4: run the whole gate" in capsys.readouterr().err
+    captured.write("other.yaml", name="other")
+    assert main(["suggest", "other.yaml", "--from", ".quantguard/toy"]) == 3
+    assert "is of the config 'toy', not of 'other'" in capsys.readouterr().err
+
+
+def test_suggest_needs_answers_that_can_be_used(
+    captured: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured.candidate.nan = True
+    assert main(["suggest", "gate.yaml"]) == 3
+    assert "non-finite" in capsys.readouterr().err
+
+
+def test_compare_results(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gate.yaml"]) == 0
+    captured.candidate.noise = 0.8
+    assert main(["run", "gate.yaml", "--output", "after"]) == 1
+    capfd.readouterr()
+    assert main(["compare", ".quantguard/toy", "after/toy/result.json", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    figure = next(f for f in found["figures"] if (f["name"], f["cell"]) == ("kl_mean", "prefill-bs1"))
+    assert figure["worse"] is True
+    assert figure["change"] == pytest.approx(figure["second"] / figure["first"] - 1)
+    assert ["accuracy[prefill-bs1-kl_mean]", "passed", "failed"] in found["verdicts"]
+    assert found["differences"] == []
+    assert main(["compare", ".quantguard/toy", "after/toy", "--metrics", "kl_p99"]) == 0
+    shown = capfd.readouterr().out
+    assert "kl_p99 decode-bs4" in shown
+    assert "kl_mean decode-bs4 " not in shown
+    assert "  accuracy[prefill-bs1-kl_mean]: passed -> failed" in shown
+
+
+def test_compare_recordings(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", "gate.yaml"]) == 0
+    [accepted] = (captured.folder / "baseline" / "accepted").iterdir()
+    capfd.readouterr()
+    assert main(["compare", "baseline", str(accepted), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [cell["cell"] for cell in found["cells"]] == [
+        "prefill-bs1",
+        "prefill-bs4",
+        "decode-bs1",
+        "decode-bs4",
+    ]
+    expected = {
+        f"{cell['phase']}-bs{cell['batch_size']}": cell["metrics"]["kl_mean"]
+        for cell in captured.result()["cells"]
+    }
+    assert {cell["cell"]: cell["metrics"]["kl_mean"] for cell in found["cells"]} == expected
+    assert ["quantization", "not stated", "fp8"] in found["differences"]
+    assert main(["compare", "baseline", "baseline"]) == 0
+    assert "100.0%" in capfd.readouterr().out
+
+
+def test_compare_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "nowhere", "baseline"]) == 3
+    assert "There is nothing to compare at nowhere" in capsys.readouterr().err
+    (captured.folder / "newer.json").write_text('{"schema_version": 99}')
+    assert main(["compare", "newer.json", "newer.json"]) == 3
+    assert "schema version 99" in capsys.readouterr().err
+    assert main(["compare", "newer.json", "baseline"]) == 3
+    assert "two of one kind can be compared" in capsys.readouterr().err
+    captured.write(baseline="other", suite={**captured.config["suite"], "score_tokens": 4})
+    assert main(["capture", "gate.yaml"]) == 0
+    assert main(["compare", "baseline", "other"]) == 3
+    error = capsys.readouterr().err
+    assert "cannot be compared position by position: these prompts have other tokens or spans" in error
+    assert main(["compare", "baseline", "baseline", "--metrics", "x"]) == 2

@@ -1,0 +1,133 @@
+"""`quantguard compare`: two results or two recordings side by side."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_quantguard.commands import ExitCode, print_json
+
+if TYPE_CHECKING:
+    from pytest_quantguard.baseline.compatibility import Difference
+    from pytest_quantguard.compare import Figure, RecordingComparison, ResultComparison
+    from pytest_quantguard.results import RunResult
+
+NAME = "compare"
+SUMMARY = "compare two results, or two baselines or accepted runs"
+DESCRIPTION = """Compare without a server. Two results (result.json or its folder): figures side by side,
+verdicts that changed, what differs in config and server. Two recordings (folders of baselines or accepted
+runs): the divergence of B from A, position by position. Compares only; exit 0 whatever is found."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("first", type=Path, metavar="A", help="a result or the folder of a recording")
+    parser.add_argument("second", type=Path, metavar="B", help="another one of the same kind")
+    parser.add_argument("--metrics", metavar="NAME,..", help="of results: which (default: those bounded)")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Compare; raises `QuantguardError` where that makes no sense."""
+    from pytest_quantguard.compare import kind_of
+    from pytest_quantguard.errors import ConfigError, QuantguardError
+    from pytest_quantguard.logprobs.metrics import METRICS
+
+    kinds = [kind_of(path) for path in (arguments.first, arguments.second)]
+    if kinds[0] != kinds[1]:
+        raise QuantguardError(
+            f"{arguments.first} is a {kinds[0]} and {arguments.second} is a {kinds[1]}; two of one kind can "
+            "be "
+            "compared."
+        )
+    metrics = arguments.metrics.split(",") if arguments.metrics else []
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown:
+        raise ConfigError(f"--metrics: {', '.join(unknown)} unknown. Known are: {', '.join(METRICS)}.")
+    if kinds[0] == "result":
+        return _compare_results(arguments, metrics)
+    return _compare_recordings(arguments)
+
+
+def _compare_results(arguments: argparse.Namespace, metrics: list[str]) -> int:
+    from pytest_quantguard.compare import compare_results
+    from pytest_quantguard.results import read_result
+
+    first, second = read_result(arguments.first), read_result(arguments.second)
+    compared = compare_results(first, second, metrics)
+    if arguments.json:
+        figures = [{**asdict(figure), "change": figure.change} for figure in compared.figures]
+        print_json({"kind": "result", **asdict(compared), "figures": figures})
+    else:
+        heads = [_head(letter, result) for letter, result in (("A", first), ("B", second))]
+        print("\n".join([*heads, *_result_lines(compared)]))
+    return ExitCode.DONE
+
+
+def _compare_recordings(arguments: argparse.Namespace) -> int:
+    from pytest_quantguard.baseline.store import read_recording
+    from pytest_quantguard.compare import compare_recordings
+
+    compared = compare_recordings(read_recording(arguments.first), read_recording(arguments.second))
+    if arguments.json:
+        print_json({"kind": "recording", **asdict(compared)})
+    else:
+        print("\n".join([f"A  {arguments.first}", f"B  {arguments.second}", *_recording_lines(compared)]))
+    return ExitCode.DONE
+
+
+def _head(letter: str, result: RunResult) -> str:
+    partial = ", partial" if result.partial else ""
+    return f"{letter}  {result.name}, {result.verdict.upper()}{partial}, {result.finished}"
+
+
+def _result_lines(compared: ResultComparison) -> list[str]:
+    lines = []
+    if compared.figures:
+        width = max(len(_label(figure)) for figure in compared.figures)
+        lines += ["", f"{'':{width}}  {'A':>10} {'B':>10}    change"]
+        lines += [_figure_line(figure, width) for figure in compared.figures]
+    lines += ["", "verdicts: the same" if not compared.verdicts else "verdicts that changed"]
+    lines += [f"  {name}: {before} -> {now}" for name, before, now in compared.verdicts]
+    return [*lines, *_difference_lines(compared.differences)]
+
+
+def _label(figure: Figure) -> str:
+    return f"{figure.name} {figure.cell}".strip()
+
+
+def _figure_line(figure: Figure, width: int) -> str:
+    change = "" if figure.change is None else f"{figure.change:+9.1%}"
+    word = {True: "worse", False: "better", None: ""}[figure.worse]
+    sides = " ".join("-".rjust(10) if v is None else f"{v:10.4g}" for v in (figure.first, figure.second))
+    return f"{_label(figure):{width}}  {sides} {change:>9} {word}".rstrip()
+
+
+def _recording_lines(compared: RecordingComparison) -> list[str]:
+    metrics = list(compared.cells[0].metrics)
+    width = max(len(cell.cell) for cell in compared.cells)
+    lines = ["", f"{'B against A':{width}}  {'  '.join(f'{name:>10}' for name in metrics)}  equal rows"]
+    for cell in compared.cells:
+        values = "  ".join(f"{cell.metrics[name]:10.4g}" for name in metrics)
+        lines.append(f"{cell.cell:{width}}  {values}  {cell.identical_share:10.1%}")
+    for letter, cells in (("A", compared.only_first), ("B", compared.only_second)):
+        lines += [f"only in {letter}: {', '.join(cells)}"] if cells else []
+    return [*lines, *_difference_lines(compared.differences)]
+
+
+def _difference_lines(differences: tuple[Difference, ...]) -> list[str]:
+    width = shutil.get_terminal_size().columns
+    lines = ["", "config, server and machine: the same" if not differences else "what differs"]
+    for key, before, now in differences:
+        lines += textwrap.wrap(
+            f"{key}: {before} -> {now}",
+            width,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+    return lines

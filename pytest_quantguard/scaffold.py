@@ -1,0 +1,228 @@
+"""The files that a project needs to gate its model: config, workflow and action, ignored folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from pytest_quantguard.errors import ConfigError, QuantguardError
+
+Backend = Literal["sglang", "emulator", "attach"]
+BACKENDS: tuple[Backend, ...] = ("sglang", "emulator", "attach")
+
+IGNORED = ".quantguard/"
+WORKFLOW = ".github/workflows/quantguard.yml"
+ACTION = ".github/actions/quantguard/action.yml"
+METHODS = (
+    ("nvfp4", "modelopt_fp4"),
+    ("fp4", "modelopt_fp4"),
+    ("fp8", "fp8"),
+    ("awq", "awq"),
+    ("gptq", "gptq"),
+    ("w8a8", "w8a8_int8"),
+)
+"""What a model's name says of its quantization, and SGLang's name for that."""
+STARTING_BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "fp8": {"kl_mean": 0.02, "kl_p99": 0.3, "cosine_mean": 0.995, "agreement": 0.96},
+    "other": {"kl_mean": 0.06, "kl_p99": 0.7, "cosine_mean": 0.985, "agreement": 0.92},
+    "emulator": {"kl_mean": 0.5, "kl_p99": 4.0, "cosine_mean": 0.8, "agreement": 0.6},
+}
+"""Loose enough for a first run of a sound candidate; `quantguard suggest` then proposes the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the user answered. tensor_parallel: GPUs of one server. install: what pip installs in CI."""
+
+    name: str
+    backend: Backend
+    candidate: str
+    reference: str
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    tensor_parallel: int = 1
+    url: str | None = None
+    baseline: str | None = None
+    workflow: bool = True
+
+    @property
+    def config_file(self) -> str:
+        """Where the config goes."""
+        return f"{self.name}.yaml"
+
+    @property
+    def baseline_place(self) -> str:
+        """The `baseline` of the config."""
+        model = re.sub(r"[^a-z0-9.]+", "-", self.reference.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
+        return self.baseline or f"baselines/{model}-bf16"
+
+
+def guess_quantization(model: str, backend: Backend) -> str | None:
+    """The method that the model's name speaks of, in the backend's words; None where it says nothing."""
+    name = model.rsplit("/", 1)[-1].lower()
+    for word, method in METHODS:
+        if word in name:
+            return word if backend == "emulator" and word in ("nvfp4", "fp8") else method
+    return None
+
+
+def files_of(plan: Plan) -> dict[str, str]:
+    """Path -> content of everything but `.gitignore`. Raises `ConfigError` for names that cannot be."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", plan.name):
+        raise ConfigError(
+            f"--name is {plan.name!r}; allowed are letters, digits, '.', '_' and '-', beginning with a "
+            "letter "
+            "or digit."
+        )
+    files = {plan.config_file: config_text(plan)}
+    if plan.workflow:
+        files[WORKFLOW] = workflow_text(plan)
+        files[ACTION] = template("action.yml")
+    return files
+
+
+def write_files(folder: Path, files: Mapping[str, str], *, force: bool) -> list[str]:
+    """Write all or nothing, then let git ignore results; returns the paths written.
+
+    Raises `ConfigError` if one is there already with other content, unless `force`; `QuantguardError` where
+    nothing can be written.
+    """
+    present = [path for path, text in files.items() if _differs(folder / path, text)]
+    if present and not force:
+        raise ConfigError(
+            f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} there already and would be "
+            "overwritten. Choose another --name or --folder, leave the workflow as it is with "
+            "--no-workflow, or "
+            "say --force."
+        )
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+        return [*files, *_ignore(folder)]
+    except OSError as error:
+        raise QuantguardError(f"{error.filename} cannot be written: {error.strerror}.") from error
+
+
+def _differs(path: Path, text: str) -> bool:
+    return path.exists() and (
+        not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text
+    )
+
+
+def _ignore(folder: Path) -> list[str]:
+    """Add the folder of results to `.gitignore`, once."""
+    path = folder / ".gitignore"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if IGNORED.rstrip("/") in (line.strip().strip("/") for line in text.splitlines()):
+        return []
+    separator = "" if not text or text.endswith("\n") else "\n"
+    path.write_text(f"{text}{separator}{IGNORED}\n", encoding="utf-8")
+    return [".gitignore"]
+
+
+def template(name: str) -> str:
+    """A file of the package's `templates` folder."""
+    return (
+        resources.files("pytest_quantguard").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
+    )
+
+
+def workflow_text(plan: Plan) -> str:
+    """The GitHub Actions workflow."""
+    name = "workflow-emulator.yml" if plan.backend == "emulator" else "workflow-gpu.yml"
+    return (
+        template(name)
+        .replace("@CONFIG@", plan.config_file)
+        .replace("@BASELINES@", plan.baseline_place)
+        .replace("@INSTALL@", "pytest-quantguard[emulator]")
+    )
+
+
+def config_text(plan: Plan) -> str:
+    """The YAML of the gate, with a comment where a choice was made for the user."""
+    lines = [
+        "# A gate of pytest-quantguard. In this order:",
+        f"#   quantguard doctor {plan.config_file}     will it run on this machine?",
+        f"#   quantguard capture {plan.config_file}    once: what the unquantized model answers",
+        f"#   quantguard suggest {plan.config_file}    bounds from what your candidate measures",
+        f"#   quantguard run {plan.config_file}        in every build",
+        "version: 1",
+        f"name: {plan.name}",
+        *_server_lines(plan, "reference"),
+        *_server_lines(plan, "candidate"),
+        f"baseline: {_scalar(plan.baseline_place)}",
+        *_suite_lines(plan),
+    ]
+    if plan.quantization is None and plan.backend != "attach":
+        lines += ["validity:", "  require_quantized: true        # its name does not say how it is quantized"]
+    return "\n".join([*lines, *_accuracy_lines(plan)]) + "\n"
+
+
+def _server_lines(plan: Plan, role: Literal["reference", "candidate"]) -> list[str]:
+    candidate = role == "candidate"
+    if candidate and plan.backend == "attach":
+        expected = {"model_path": plan.candidate, "quantization": plan.quantization}
+        named = ", ".join(f"{key}: {_scalar(value)}" for key, value in expected.items() if value)
+        return [
+            "candidate:                         # a server that is already running",
+            "  backend: attach",
+            f"  url: {_scalar(plan.url or '')}",
+            f"  expect: {{{named}}}",
+        ]
+    emulator = plan.backend == "emulator"
+    lines = [
+        "candidate:                         # on trial in every build"
+        if candidate
+        else "reference:                         # the unquantized model, captured once",
+        f"  backend: {'emulator' if emulator else 'sglang'}",
+        f"  model_path: {_scalar(plan.candidate if candidate else plan.reference)}",
+    ]
+    if not candidate:
+        lines.append("  dtype: bfloat16")
+    else:
+        lines += [f"  quantization: {_scalar(plan.quantization)}"] if plan.quantization else []
+        lines += [f"  kv_cache_dtype: {_scalar(plan.kv_cache_dtype)}"] if plan.kv_cache_dtype else []
+    if not emulator:
+        lines += [
+            "  server_args:",
+            "    disable_radix_cache: true",
+            "    enable_custom_logit_processor: true   # decode is measured with forced tokens",
+        ]
+        lines += [f"    tp_size: {plan.tensor_parallel}"] if plan.tensor_parallel > 1 else []
+    return lines
+
+
+def _suite_lines(plan: Plan) -> list[str]:
+    if plan.backend != "emulator":
+        return ["suite:", "  prompts: builtin", "  size: 64", "  max_prompt_tokens: 2048"]
+    return [
+        "suite:                             # short, so that a CPU answers in minutes",
+        "  prompts: builtin",
+        "  size: 32",
+        "  max_prompt_tokens: 96",
+        "  score_tokens: 32",
+    ]
+
+
+def _accuracy_lines(plan: Plan) -> list[str]:
+    eight_bits = plan.quantization in ("fp8", "modelopt_fp8", "w8a8_fp8", "w8a8_int8")
+    kind = "emulator" if plan.backend == "emulator" else "fp8" if eight_bits else "other"
+    sides = {name: "max" if name.startswith("kl") else "min" for name in STARTING_BOUNDS[kind]}
+    return [
+        "accuracy:                          # STARTING POINTS, not measurements: quantguard suggest",
+        *(f"  {name}: {{{sides[name]}: {value:g}}}" for name, value in STARTING_BOUNDS[kind].items()),
+        "  # After a good run, `quantguard accept` stores it; then let drift be judged too:",
+        "  # drift: {kl_mean: {max_increase: 10%}}",
+    ]
+
+
+def _scalar(value: str) -> str:
+    """`value` as YAML would write it, quoted where it must be."""
+    return str(yaml.safe_dump(value, width=10_000)).removesuffix("\n...\n").rstrip("\n")

