@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +17,7 @@ from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.report.annotations import workflow_commands
-from pytest_quantguard.report.progress import ThrottledLines
+from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.report.visible import visible
 from pytest_quantguard.results import CheckResult, RunResult
@@ -61,7 +62,7 @@ def _worker_number(config: pytest.Config) -> int | None:
 
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
-    """Lines between the test results: one in ten seconds, at -v more, at -vv all, at -q none.
+    """Lines between the test results, as many as `seconds_between` says; none with -q.
 
     Workers have no terminal. Capturing is lifted while a line is written, as for pytest's live logs.
     """
@@ -74,9 +75,9 @@ def _progress(config: pytest.Config) -> Callable[[str], None]:
             return
         with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
             terminal.ensure_newline()
-            terminal.write_line(f"quantguard: {line}")
+            terminal.write_line(f"quantguard: {visible(line)}")
 
-    return ThrottledLines(write, seconds={0: 10.0, 1: 3.0}.get(verbosity, 0.0))
+    return ThrottledLines(write, seconds_between(verbosity, watched=sys.stdout.isatty()))
 
 
 def _narrow_arguments(config: pytest.Config, state: GateSession) -> None:
@@ -196,8 +197,7 @@ class GateHooks:
             sent = {"config": item.gate.name, "check": found.model_dump(mode="json")}
             report.quantguard = sent  # type: ignore[attr-defined]
             if call.when == "call":
-                figures = ((name, getattr(found, name)) for name in ("metric", "value", "bound"))
-                item.user_properties += [pair for pair in figures if pair[1] is not None]
+                item.user_properties += _properties(found)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -266,6 +266,14 @@ class GateHooks:
         published = getattr(node, "workeroutput", {}).get(PUBLISHED)
         if published is not None:
             self.state.merge(published)
+
+
+def _properties(found: CheckResult) -> list[tuple[str, object]]:
+    """What JUnit XML keeps of a check beside its outcome."""
+    low, high = found.interval or (None, None)
+    figures = {name: getattr(found, name) for name in ("metric", "value", "unit", "bound", "noise_floor")}
+    figures |= {"interval_low": low, "interval_high": high}
+    return [pair for pair in figures.items() if pair[1] is not None]
 
 
 def _found(item: CheckItem, call: pytest.CallInfo[None], report: pytest.TestReport) -> CheckResult:

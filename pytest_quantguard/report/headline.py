@@ -81,10 +81,10 @@ def verdict_line(result: RunResult) -> str:
 
 def label(check: CheckResult) -> str:
     """The row of a table that a check belongs to."""
+    if check.phase is None:
+        return check.id
     if check.kind == "accuracy":
         return check.metric or check.id
-    if check.kind == "speed":
-        return f"speed, {check.unit or 'tokens/s'}"
     way = str(check.extra.get("comparison", check.metric or ""))
     kind = {"self_consistency": "self", "validity": "validity"}.get(check.kind, check.kind)
     return f"{kind} {way}".strip()

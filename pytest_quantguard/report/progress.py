@@ -9,6 +9,16 @@ from dataclasses import dataclass, field
 QUIET_SECONDS = 10.0
 
 
+def seconds_between(verbosity: int, *, watched: bool) -> float:
+    """How far apart lines of progress are: on a terminal that somebody watches 10 s, in a log 30 s; less with
+    -v, every line with -vv.
+    """
+    if verbosity > 1:
+        return 0.0
+    usual = QUIET_SECONDS if watched else 3 * QUIET_SECONDS
+    return usual / 3 if verbosity == 1 else usual
+
+
 @dataclass(slots=True)
 class ThrottledLines:
     """Passes a line on if none was passed on for `seconds`; a line that matters goes through `always`."""

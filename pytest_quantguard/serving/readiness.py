@@ -16,6 +16,8 @@ Progress = Callable[[str], None]
 PROBE_SECONDS = 10.0
 """SGLang's /health_generate answers after a token, about a second; it hangs while the server is busy."""
 LONGEST_WAIT = 1.0
+TELL_SECONDS = 10.0
+TOLD_LENGTH = 120
 FATAL_GRACE = 3.0
 """A server that will never serve may still end by itself, with more in its log."""
 
@@ -48,6 +50,8 @@ class Startup:
         self._advanced = self._started
         self._fatal: tuple[float, str] | None = None
         self._stage = "starting"
+        self._last_line = ""
+        self._told = self._started
 
     def wait(self) -> float:
         """Seconds until the server was ready. Raises ServerStartError with all that is known of a failure."""
@@ -62,6 +66,7 @@ class Startup:
                 self._read_log()
                 return time.monotonic() - self._started
             self._check_deadlines()
+            self._tell_last_line()
             time.sleep(min(wait, LONGEST_WAIT))
         raise AssertionError("unreachable")
 
@@ -79,14 +84,25 @@ class Startup:
     def _read_log(self) -> None:
         for line in self._follower.new_lines():
             self._advanced = time.monotonic()
+            self._last_line = line.strip()
             stage = stage_of(line)
             if stage is not None and stage != self._stage:
                 self._stage = stage
-                if self._progress is not None:
-                    self._progress(f"{stage} ({self._seconds()})")
+                self._tell(f"{stage} ({self._seconds()})")
             reason = never_serves(line)
             if reason is not None and self._fatal is None:
                 self._fatal = (time.monotonic(), reason)
+
+    def _tell(self, text: str) -> None:
+        self._told = time.monotonic()
+        if self._progress is not None:
+            self._progress(text)
+
+    def _tell_last_line(self) -> None:
+        """A long start says now and then that it goes on, and where it is."""
+        if time.monotonic() - self._told >= TELL_SECONDS:
+            last = self._mask(self._last_line)[:TOLD_LENGTH]
+            self._tell(f"{self._stage} ({self._seconds()}){f': {last}' if last else ''}")
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

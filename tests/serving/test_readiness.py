@@ -74,7 +74,12 @@ def test_an_advancing_log_extends_the_wait_up_to_the_hard_limit(
         ServerStartError, match=r"not ready after 120 s, the hard limit .*: loading weights 20 %"
     ):
         wait.wait()
-    assert said == ["loading weights 10 % (0 s)", "loading weights 20 % (51 s)"]
+    changes = [line for line in said if ":" not in line]
+    assert changes == ["loading weights 10 % (0 s)", "loading weights 20 % (51 s)"]
+    between = [line for line in said if line not in changes]
+    assert 8 <= len(between) <= 11, "one in ten seconds, with the log's last line"
+    last = "Loading safetensors checkpoint shards"
+    assert between[0].startswith(f"loading weights 10 % (11 s): {last}: 10% Completed")
 
 
 def test_our_own_polling_is_no_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
