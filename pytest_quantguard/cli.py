@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import groupby
 from types import ModuleType
 
 import pytest_quantguard
@@ -62,7 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="quantguard",
-        description="A gate for quantized LLM servers: accuracy against a stored BF16 baseline, and speed.",
+        description=_laid_out(
+            "A gate for quantized LLM servers: accuracy against a stored BF16 baseline, and speed."
+        ),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -72,13 +77,25 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             module.NAME,
             help=module.SUMMARY,
-            description=module.DESCRIPTION,
+            description=_laid_out(module.DESCRIPTION),
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
         command.set_defaults(execute=module.execute)
     return parser
+
+
+def _laid_out(text: str) -> str:
+    """Paragraphs wrapped to the terminal; indented lines stay as they are."""
+    width = min(shutil.get_terminal_size().columns, 100) - 1
+    blocks = [list(lines) for _, lines in groupby(text.splitlines(), key=lambda line: line[:1] in ("", " "))]
+    return "\n".join(
+        "\n".join(block)
+        if block[0][:1] in ("", " ")
+        else textwrap.fill(" ".join(block), width, break_on_hyphens=False)
+        for block in blocks
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

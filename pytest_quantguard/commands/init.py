@@ -18,8 +18,9 @@ DESCRIPTION = """Write NAME.yaml, .github/workflows/quantguard.yml with its acti
 for results. What the flags leave open is asked where there is a terminal. Nothing is overwritten without
 --force.
 
-  quantguard init --candidate nvidia/Qwen3-8B-NVFP4 --reference Qwen/Qwen3-8B --kv-cache-dtype fp8_e4m3
-  quantguard init --backend emulator --candidate smollm2-135m --quantization nvfp4"""
+  quantguard init --candidate nvidia/Qwen3-8B-NVFP4 --reference Qwen/Qwen3-8B
+  quantguard init --backend emulator --candidate smollm2-135m \\
+      --quantization nvfp4"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ files, check them instead: exit 0 if all are right, 2 and every mistake with its
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("config", type=Path, nargs="*", metavar="CONFIG", help="configs to check")
+    parser.add_argument("--json", action="store_true", help="print the configs, with all defaults, as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -25,6 +26,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.config:
         print_json(json_schema())
         return ExitCode.DONE
-    for config, path in zip(load_configs(arguments.config), arguments.config, strict=True):
+    configs = load_configs(arguments.config)
+    if arguments.json:
+        print_json([config.model_dump(mode="json") for config in configs])
+        return ExitCode.DONE
+    for config, path in zip(configs, arguments.config, strict=True):
         print(f"{path}: {config.name} is right")
     return ExitCode.DONE

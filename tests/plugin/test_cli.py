@@ -171,9 +171,11 @@ def test_suggest_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) 
     assert "expected a share such as 25%" in capsys.readouterr().err
     assert main(["suggest", "gate.yaml", "--from", "nowhere"]) == 3
     assert "There is no result at nowhere" in capsys.readouterr().err
-    assert main(["run", "gate.yaml", "--", "-k", "prefill"]) == 0
+    assert main(["run", "gate.yaml", "--", "-k", "accuracy and prefill-bs1"]) == 0
     assert main(["suggest", "gate.yaml", "--from", ".quantguard/toy"]) == 3
-    assert "no measurement of decode-bs1, decode-bs4: run the whole gate" in capsys.readouterr().err
+    assert (
+        "no measurement of prefill-bs4, decode-bs1, decode-bs4: run the whole gate" in capsys.readouterr().err
+    )
     captured.write("other.yaml", name="other")
     assert main(["suggest", "other.yaml", "--from", ".quantguard/toy"]) == 3
     assert "is of the config 'toy', not of 'other'" in capsys.readouterr().err
@@ -242,3 +244,40 @@ def test_compare_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) 
     error = capsys.readouterr().err
     assert "cannot be compared position by position: these prompts have other tokens or spans" in error
     assert main(["compare", "baseline", "baseline", "--metrics", "x"]) == 2
+
+
+@pytest.mark.parametrize("name", [module.NAME for module in COMMANDS])
+def test_help_fits_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("project")
+def test_schema_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "gate.yaml", "--json"]) == 0
+    [shown] = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["suite"]["seed"]) == ("toy", 0), "defaults are filled in"
+
+
+@pytest.mark.usefixtures("captured")
+def test_accept_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", "gate.yaml", "--json"]) == 0
+    [result] = json.loads(capfd.readouterr().out)
+    assert result["name"] == "toy"
+    assert main(["accept", "none.yaml", "--json"]) == 2
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["capture", "run", "accept", "doctor", "suggest", "selftest", "sensitivity"])
+def test_wrong_config_is_told_with_its_line(
+    name: str, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project.write(suite={"batch_size": [1]})
+    assert main([name, "gate.yaml"]) == 2
+    line = 1 + path.read_text().splitlines().index("  batch_size:")
+    error = capsys.readouterr().err
+    assert f"gate.yaml:{line}: suite.batch_size: unknown key; did you mean 'batch_sizes'?" in error
