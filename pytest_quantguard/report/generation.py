@@ -29,7 +29,7 @@ def generation_lines(result: GenerationResult, width: int) -> list[str]:
 def _table(rows: dict[str, GenerationFigures], columns: Sequence[Column]) -> list[str]:
     cells = {visible(name): [cell(figures) for _, _, cell in columns] for name, figures in rows.items()}
     labels = max(map(len, cells)) + 2
-    titles = [[column[line] for column in columns] for line in (0, 1)]
+    titles = [upper for upper, _, _ in columns], [lower for _, lower, _ in columns]
     widths = [max(len(row[place]) for row in (*titles, *cells.values())) + 2 for place in range(len(columns))]
     lines = []
     for name, row in (("", titles[0]), ("", titles[1]), *cells.items()):
