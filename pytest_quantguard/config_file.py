@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from pytest_quantguard.config import GateConfig
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.logprobs.metrics import METRICS
+from pytest_quantguard.stats.figures import FIGURES
 
 KeyPath = tuple[str | int, ...]
 
@@ -77,12 +78,14 @@ def json_schema() -> dict[str, Any]:
     schema = GateConfig.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "pytest-quantguard config"
-    for section in schema["$defs"].values():
+    for name, section in schema["$defs"].items():
         value = section.get("additionalProperties")
         if isinstance(value, dict) and value.get("$ref") in ("#/$defs/Bound", "#/$defs/DriftBound"):
-            named = {name: {**value, "description": metric.description} for name, metric in METRICS.items()}
+            timed = name.startswith("Speed")
+            known = FIGURES if timed else METRICS
+            named = {key: {**value, "description": item.description} for key, item in known.items()}
             section["properties"] = section.get("properties", {}) | named
-            section["additionalProperties"] = False
+            section["additionalProperties"] = value if timed else False  # figures have second names
     schema["properties"]["extends"] = {
         "description": "File or files, relative to this one, whose values this one refines.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -290,6 +293,11 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
         if key in ("model_path", "tokenizer_path") and not value.startswith((".", "~", "/")):
             continue
         section[key] = os.path.normpath(folder / Path(value).expanduser())
+    speed = data.get("speed")
+    scenarios = speed.get("scenarios") if isinstance(speed, dict) else None
+    for scenario in scenarios if isinstance(scenarios, list) else []:
+        if isinstance(scenario, dict) and isinstance(scenario.get("file"), str):
+            scenario["file"] = os.path.normpath(folder / Path(scenario["file"]).expanduser())
 
 
 def _merge(base: _Document, over: _Document) -> None:

@@ -16,6 +16,7 @@ files, check them instead: exit 0 if all are right, 2 and every mistake with its
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("config", type=Path, nargs="*", metavar="CONFIG", help="configs to check")
+    parser.add_argument("--markdown", action="store_true", help="print the reference of all keys as Markdown")
     parser.add_argument("--json", action="store_true", help="print the configs, with all defaults, as JSON")
 
 
@@ -23,6 +24,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print, or check."""
     from pytest_quantguard.config_file import json_schema, load_configs
 
+    if arguments.markdown:
+        from pytest_quantguard.config_reference import render_reference
+
+        print(render_reference(json_schema()), end="")
+        return ExitCode.DONE
     if not arguments.config:
         print_json(json_schema())
         return ExitCode.DONE
