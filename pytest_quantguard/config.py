@@ -19,6 +19,7 @@ from pytest_quantguard.config_base import Decision as Decision
 from pytest_quantguard.config_base import Increase as Increase
 from pytest_quantguard.config_base import Model as Model
 from pytest_quantguard.config_generation import GenerationConfig
+from pytest_quantguard.config_speed import SpeedConfig
 from pytest_quantguard.logprobs.metrics import METRICS
 
 Phase = Literal["prefill", "decode"]
@@ -256,14 +257,6 @@ class ValidityConfig(Model):
     )
 
 
-class SpeedConfig(Model):
-    """The timed requests."""
-
-    rounds: int = Field(default=3, ge=1, description="Timed repetitions of each request.")
-    warmup_rounds: int = Field(default=1, ge=0)
-    decode_tokens: int = Field(default=32, ge=1, description="Length of the timed generation.")
-
-
 class SelftestConfig(Model):
     """What `quantguard selftest` tries on this gate."""
 
@@ -297,7 +290,7 @@ class GateConfig(Model):
     validity: ValidityConfig = ValidityConfig()
     accuracy: AccuracyConfig
     self_consistency: SelfConsistencyConfig = SelfConsistencyConfig()
-    speed: SpeedConfig | None = Field(default=SpeedConfig(), description="null: nothing is timed.")
+    speed: SpeedConfig | None = Field(default=None, description="Timed scenarios; null: nothing is timed.")
     generation: GenerationConfig | None = Field(
         default=None, description="Questions answered in full, held against the reference's answers. Slow."
     )
@@ -334,6 +327,15 @@ class GateConfig(Model):
                         "accuracy.overrides[{index}].{key} is {value}; the suite measures only: {known}",
                         {"index": index, "key": key, "value": value, "known": ", ".join(map(str, known))},
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _speed_has_its_reference(self) -> GateConfig:
+        if self.speed is not None and self.speed.needs_reference and self.reference is None:
+            raise ValueError(
+                "speed.min_speedup_vs_reference and speed.score need `reference`: add the server of the "
+                "unquantized model"
+            )
         return self
 
     @property

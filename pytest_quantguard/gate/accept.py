@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pytest_quantguard.baseline.recording import Cell, CellKey
 from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
+from pytest_quantguard.baseline.speed_record import write_speed_record
 from pytest_quantguard.baseline.store import write_recording
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.gate.generation import known_generation
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.gate.portable import portable
+from pytest_quantguard.gate.speed_accept import accepted_times
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.capture import accept
 from pytest_quantguard.results import Kind
@@ -60,10 +62,14 @@ def accept_run(trial: Trial) -> str:
         repeats=repeats,
     )
     folder = trial.accepted_folder()
+    times = accepted_times(trial, folder)
     write_recording(folder, recording)
+    if times.record is not None:
+        write_speed_record(folder, times.record)
     place = str(folder)
     if remote is not None:
         accepted = remote.child(f"accepted/{folder.name}")
         push(folder, accepted, trial.progress)
         place = accepted.url
-    return f"accepted run written to {place}; drift is judged against it from now on."
+    said = f"accepted run written to {place}; drift is judged against it from now on."
+    return f"{said} {times.sentence}".rstrip()

@@ -16,7 +16,7 @@ from pytest_quantguard.gate.accept import accept_run
 from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import Check, plan_checks
-from pytest_quantguard.gate.speed import time_requests
+from pytest_quantguard.gate.speed import time_cell
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.report.visible import visible_lines
 from pytest_quantguard.results import CheckResult
@@ -49,7 +49,7 @@ class Gate(pytest.Collector):
         for check in plan_checks(self.trial.config):
             if options.accept and check.kind == "drift":
                 continue
-            yield TimedCheck.of(self, check) if check.kind == "speed" else JudgedCheck.of(self, check)
+            yield (JudgedCheck if check.speed is None else TimedCheck).of(self, check)
         if options.accept:
             yield Errand.of(self, "accept", lambda: accept_run(self.trial))
 
@@ -97,6 +97,7 @@ class CheckItem(GateItem):
         if check.kind == "generation":
             self.add_marker(pytest.mark.slow)
         words = {check.kind, check.metric or "", check.cell.phase if check.cell else "", check.task or ""}
+        words |= {check.speed[0]} if check.speed else set()
         self.extra_keyword_matches.update(words - {""})
 
     def report_outcome(self) -> None:
@@ -140,7 +141,7 @@ class TimedCheck(CheckItem, pytest.Function):
         """The item of `check`."""
 
         def timed(benchmark: Any) -> CheckResult:
-            return time_requests(gate.trial, check, benchmark)
+            return time_cell(gate.trial, check, benchmark)
 
         def untimed() -> None:
             """Stands in where the fixture does not exist; setup refuses before it is called."""
@@ -166,7 +167,6 @@ class TimedCheck(CheckItem, pytest.Function):
                     "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, "
                     "or set `speed: null` in the config."
                 )
-            self.gate.trial.baseline()
             self.gate.trial.server()
         super().setup()
 

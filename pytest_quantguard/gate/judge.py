@@ -15,6 +15,7 @@ from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_judge import judge_generation
 from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
 from pytest_quantguard.gate.plan import Check
+from pytest_quantguard.gate.speed_score import judge_score
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.gate.validity import judge_quantized, judge_validity, require_valid
 from pytest_quantguard.logprobs.divergence import Divergence
@@ -357,4 +358,5 @@ JUDGES: Mapping[Kind, Callable[[Trial, Check], CheckResult]] = {
     "self_consistency": _judge_self_consistency,
     "drift": _judge_drift,
     "generation": judge_generation,
+    "speed": judge_score,
 }

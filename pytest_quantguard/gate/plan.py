@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Bound, DriftBound, GateConfig, SelfCheck
+from pytest_quantguard.config_speed import Level
 from pytest_quantguard.generation.metrics import EVERYTHING
 from pytest_quantguard.results import Kind
 
@@ -22,7 +23,7 @@ class Check:
     name: the rest of the test's id after the config's name; unique within a config.
     cell: what must be measured; None where the check is about the server as a whole.
     bound: of accuracy and generation. task: of generation, "all" for all together. drift_bound: of drift in a
-    metric against BF16. self_check: of self-consistency.
+    metric against BF16. self_check: of self-consistency. speed: scenario and level that are timed.
     """
 
     kind: Kind
@@ -33,6 +34,7 @@ class Check:
     drift_bound: DriftBound | None = None
     self_check: SelfCheck | None = None
     task: str | None = None
+    speed: tuple[str, Level] | None = None
     comparison: SelfComparison | None = None
 
 
@@ -115,8 +117,7 @@ def _generation(config: GateConfig) -> Iterator[Check]:
 def _speed(config: GateConfig) -> Iterator[Check]:
     if config.speed is None:
         return
-    for batch_size in config.suite.batch_sizes:
-        cell = CellKey("prefill", batch_size)
-        yield Check("speed", f"speed[{cell}]", cell, "tokens_per_s")
-    largest = CellKey("decode", max(config.suite.batch_sizes))
-    yield Check("speed", f"speed[{largest}]", largest, "tokens_per_s")
+    for name, level in config.speed.cells():
+        yield Check("speed", f"speed[{name}-{level}]", speed=(name, level))
+    if config.speed.score is not None:
+        yield Check("speed", "speed[score]", metric="score")

@@ -1,79 +1,88 @@
-"""Times requests through pytest-benchmark. What is timed is what the accuracy checks ask."""
+"""One scenario at one level as a test of pytest-benchmark's: timed, judged, and put into the result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from pytest_quantguard.baseline.recording import PromptRecord
-from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.gate.plan import Check
+from pytest_quantguard.gate.speed_judge import judge_times
+from pytest_quantguard.gate.speed_message import describe_speed
+from pytest_quantguard.gate.speed_times import Timed, speed_config, take_times
 from pytest_quantguard.gate.trial import Trial
-from pytest_quantguard.measure.decode import token_tuple
-from pytest_quantguard.results import CheckResult
-from pytest_quantguard.serving.answers import Answer, GenerateRequest
+from pytest_quantguard.results import CheckResult, Outcome, SpeedResult
+from pytest_quantguard.stats.figures import FIGURES
+from pytest_quantguard.stats.speed import median_interval
 
 
-def time_requests(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
-    """Time one request of `check.cell` and put tokens/s into `extra_info`.
+def time_cell(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
+    """Time the cell of `check` with pytest-benchmark's fixture and judge it.
 
-    prefill: the scoring request of the first batch; tokens/s counts its input. decode: `speed.decode_tokens`
-    new tokens for each prompt of the first batch, without log-probabilities; tokens/s counts the output.
+    A test that is run again measures again. Raises `QuantguardError` where it cannot be timed at all.
     """
-    assert check.cell is not None
-    speed = trial.config.speed
-    assert speed is not None
-    client, cell = trial.server().client, check.cell
-    prompts = trial.baseline().prompts[: cell.batch_size]
-    if len(prompts) < cell.batch_size:
-        raise BaselineError(
-            f"{check.name}: the baseline has {len(prompts)} prompts, a batch of {cell.batch_size} cannot be "
-            "timed. Remove the batch size from suite.batch_sizes, or enlarge the suite."
-        )
-    if cell.phase == "prefill":
-        requests, top_logprobs = [_scoring(prompt) for prompt in prompts], trial.config.suite.top_logprobs
-    else:
-        requests, top_logprobs = [_decoding(prompt, speed.decode_tokens) for prompt in prompts], 0
-    benchmark.group = f"{trial.config.name}: {cell.phase}"
-    answers = benchmark.pedantic(
-        client.generate,
-        args=(requests,),
-        kwargs={"top_logprobs": top_logprobs},
-        setup=client.flush_cache,
-        rounds=speed.rounds,
-        warmup_rounds=speed.warmup_rounds,
+    assert check.speed is not None
+    name, level = check.speed
+    timed = take_times(trial, name, level, benchmark)
+    trial.keep(("speed", name, level), timed)
+    result = _result(trial, check, timed)
+    benchmark.extra_info.update(
+        result.figures,
+        scenario=name,
+        level=str(level),
+        requests=result.requests,
+        concurrency=result.concurrency,
+        warmup_rounds=result.warmup_rounds,
+        verdicts={f"{verdict.against} {verdict.figure}": verdict.status for verdict in result.verdicts},
     )
-    figures = _figures(answers, cell.phase == "decode", benchmark.stats.stats)
-    benchmark.extra_info.update(figures, batch_size=cell.batch_size, phase=cell.phase)
-    return CheckResult(
+    return _as_check(trial, check, result)
+
+
+def _result(trial: Trial, check: Check, timed: Timed) -> SpeedResult:
+    assert check.speed is not None
+    name, level = check.speed
+    load, workload = timed.load, timed.load.workload
+    return SpeedResult(
+        scenario=name,
+        level=str(level),
+        requests=len(workload.requests),
+        concurrency=load.concurrency,
+        request_rate=speed_config(trial).scenario(name).request_rate,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        rounds=len(load.times),
+        warmup_rounds=load.warmup,
+        steady=load.steady,
+        compared=load.comparison_figure,
+        figures=load.medians(),
+        intervals={figure: median_interval(values) for figure, values in load.figures.items()},
+        by_round=load.figures,
+        scatter=load.scatter,
+        errors=load.failed,
+        error_examples=load.error_examples,
+        cached_tokens=load.cached_tokens,
+        reference_rounds=timed.reference.times if timed.reference is not None else [],
+        interleaved=timed.paired,
+        machine=asdict(timed.state) | {"disturbances": timed.state.disturbances},
+        verdicts=judge_times(trial, name, level, timed),
+    )
+
+
+def _as_check(trial: Trial, check: Check, speed: SpeedResult) -> CheckResult:
+    failed = any(verdict.failed for verdict in speed.verdicts)
+    doubtful = any(verdict.status == "inconclusive" for verdict in speed.verdicts)
+    outcome: Outcome = "passed"
+    if failed or (doubtful and speed_config(trial).on_inconclusive == "fail"):
+        outcome = "failed"
+    elif doubtful:
+        outcome = "warned"
+    result = CheckResult(
         id=check.name,
         kind=check.kind,
-        phase=cell.phase,
-        batch_size=cell.batch_size,
-        metric=check.metric,
-        unit="tokens/s",
-        value=figures["tokens_per_s"],
-        outcome="passed",
-        extra=figures,
+        metric=speed.compared,
+        unit=FIGURES[speed.compared].unit,
+        value=speed.figures.get(speed.compared),
+        interval=speed.intervals.get(speed.compared),
+        outcome=outcome,
+        speed=speed,
     )
-
-
-def _scoring(prompt: PromptRecord) -> GenerateRequest:
-    return GenerateRequest(input_ids=token_tuple(prompt.token_ids), logprob_start_len=prompt.span_start - 1)
-
-
-def _decoding(prompt: PromptRecord, tokens: int) -> GenerateRequest:
-    return GenerateRequest(input_ids=token_tuple(prompt.prefix_ids), max_new_tokens=tokens)
-
-
-def _figures(answers: Sequence[Answer], decode: bool, stats: Any) -> dict[str, float]:
-    """Token counts of one request, and tokens/s by the median of the rounds."""
-    counted = [answer.completion_tokens if decode else answer.prompt_tokens for answer in answers]
-    return {
-        "input_tokens": float(sum(answer.prompt_tokens for answer in answers)),
-        "output_tokens": float(sum(answer.completion_tokens for answer in answers)),
-        "seconds_median": float(stats.median),
-        "seconds_min": float(stats.min),
-        "seconds_max": float(stats.max),
-        "tokens_per_s": sum(counted) / float(stats.median),
-    }
+    return result.model_copy(update={"message": describe_speed(trial, result, speed)})

@@ -21,6 +21,7 @@ from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_summary import summarize_generation
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.revision import revision_of
+from pytest_quantguard.gate.speed_times import known_fingerprint
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_position, by_task
 from pytest_quantguard.logprobs.divergence import Divergence
@@ -52,7 +53,7 @@ def summarize(trial: Trial) -> TrialResult:
         baseline_path=shown_path(trial.config.baseline),
         baseline=_manifest(trial.known_baseline()),
         accepted=_manifest(trial.known_accepted()),
-        environment={**_environment(), **revision_of(trial.config_path.parent)},
+        environment={**_environment(), **revision_of(trial.config_path.parent), **known_fingerprint(trial)},
         cells=cells,
         details=details_of(trial),
         generation=summarize_generation(trial),

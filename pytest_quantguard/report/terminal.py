@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_quantguard.report.headline import failed_groups, label, verdict_line
+from pytest_quantguard.report.speed import speed_lines
 from pytest_quantguard.report.visible import visible
 from pytest_quantguard.results import RELATIVE, CheckResult, RunResult
 
@@ -56,6 +57,7 @@ def render(
         lines += _wrapped(f"candidate  {result.candidate.title}", width)
     lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
     lines += _tables(result, width)
+    lines += [Line(line) for line in speed_lines(result.checks, width)]
     if verbose:
         held = [check for check in result.checks if check.passed and check.message]
         lines += [line for check in held for line in _wrapped(f"{check.id}: {check.message}", width)]

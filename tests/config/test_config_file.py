@@ -206,11 +206,11 @@ def test_variables(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDS", "7")
     monkeypatch.setenv("TOKEN", "1234")
     monkeypatch.delenv("NOWHERE", raising=False)
-    text = MINIMAL + "speed:\n  rounds: ${ROUNDS}\n  decode_tokens: ${NOWHERE:-5}\n"
+    text = MINIMAL + "speed:\n  rounds: ${ROUNDS}\n  warmup_rounds: ${NOWHERE:-4}\n"
     text = text.replace("  model_path: tiny", '  model_path: "$${HOME}/${ROUNDS}"\n  api_key: "${TOKEN}"')
     config = load_config(write(text))
     assert config.speed is not None
-    assert (config.speed.rounds, config.speed.decode_tokens) == (7, 5)
+    assert (config.speed.rounds, config.speed.warmup_rounds) == (7, 4)
     assert isinstance(config.candidate, EmulatorServer)
     assert config.candidate.model_path == "${HOME}/7"
     assert config.candidate.api_key == "1234", "a quoted value stays text"

@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 
+from pytest_quantguard.baseline.store import read_recording
 from tests.integration.gating import SUITE, Gate, as_yaml, emulated, run_gate, write_prompts
 from tests.integration.real_sglang.server import server_config
 
 pytestmark = pytest.mark.sglang
 
 ARGS = {"disable_radix_cache": True}
+SPEED = {
+    "rounds": 2,
+    "warmup_rounds": 1,
+    "levels": [1, "max"],
+    "scenarios": [
+        {"kind": "prefill_heavy", "input_tokens": 64, "requests": 4},
+        {"kind": "decode_heavy", "input_tokens": 16, "output_tokens": 8, "requests": 4},
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +69,7 @@ def emulator_captured(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def fp8_gate(folder: Path, real_fp8: dict[str, Any], captured: Path) -> Gate:
     """The real FP8-KV server, judged and accepted."""
-    speed = {"rounds": 1, "warmup_rounds": 1}
-    config = {"candidate": real_fp8, "baseline": str(captured), "speed": speed}
+    config = {"candidate": real_fp8, "baseline": str(captured), "speed": SPEED}
     return run_gate(folder, "real-fp8", config, "--quantguard-accept")
 
 
@@ -71,20 +80,26 @@ def show(gate: Gate, title: str) -> None:
         print(f"{title} {key[0]}-bs{key[1]} {cell.mode}: {values}, {cost}")
 
 
-def test_bf16_against_itself(folder: Path, real_bf16: dict[str, Any], captured: Path) -> None:
-    """Another start of the same server: within a tight bound in every cell, decode forced."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_bf16_against_itself(folder: Path, real_bf16: dict[str, Any], captured: Path, number: int) -> None:
+    """Further starts of the same server: within a tight bound in every cell, decode forced; no noise floor
+    above it."""
     config = {
         "candidate": real_bf16,
         "baseline": str(captured),
         "accuracy": {"kl_mean": {"max": 1e-3}, "agreement": {"min": 0.98}},
-        "speed": {"rounds": 1, "warmup_rounds": 1},
+        "speed": SPEED if number == 1 else None,
     }
-    gate = run_gate(folder, "real-bf16", config)
-    show(gate, "real BF16")
+    gate = run_gate(folder, f"real-bf16-{number}", config)
+    show(gate, f"real BF16, start {number}")
     assert gate.exit_code == 0, gate.failures()
     assert {key[0] for key in gate.cells} == {"prefill", "decode"}
     assert all(cell.mode == "forced" for key, cell in gate.cells.items() if key[0] == "decode")
     assert all(cell.metrics["kl_mean"] < 1e-3 for cell in gate.cells.values())
+    floors = read_recording(captured).noise_floor
+    print({str(key): f"{floor['kl_mean']:.1e}" for key, floor in floors.items()})
+    assert {(key.phase, key.batch_size) for key in floors} == set(gate.cells)
+    assert all(floor["kl_mean"] < 1e-3 for floor in floors.values())
 
 
 def test_fp8_cache_is_seen_and_emulated(folder: Path, fp8_gate: Gate, emulator_captured: Path) -> None:
@@ -132,12 +147,15 @@ def test_emulated_candidates_against_the_real_baseline(
 ) -> None:
     """An emulated BF16 candidate is close to the real reference, and NVFP4 costs the same by either
     baseline."""
-    bf16 = run_gate(folder, "emulated-bf16", {"candidate": emulated(), "baseline": str(captured)})
+    suite = SUITE | {"batch_sizes": [8]}
+    bf16 = run_gate(
+        folder, "emulated-bf16", {"candidate": emulated(), "baseline": str(captured), "suite": suite}
+    )
     show(bf16, "emulated BF16 by the real baseline")
     assert all(cell.metrics["kl_mean"] < 2e-3 for cell in bf16.cells.values())
     kl = {}
     for name, baseline in (("real", captured), ("emulated", emulator_captured)):
-        config = {"candidate": emulated(quantization="nvfp4"), "baseline": str(baseline)}
+        config = {"candidate": emulated(quantization="nvfp4"), "baseline": str(baseline), "suite": suite}
         gate = run_gate(folder, f"nvfp4-{name}", config)
         show(gate, f"emulated NVFP4 by the {name} baseline")
         kl[name] = {key: cell.metrics["kl_mean"] for key, cell in gate.cells.items()}

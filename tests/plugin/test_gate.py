@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from tests.plugin.conftest import Project
 
 DRIFT: dict[str, Any] = {"kl_mean": {"max": 0.2}, "drift": {"kl_mean": {"max_increase": "5%"}}}
-SPEED = {"rounds": 2, "warmup_rounds": 0, "decode_tokens": 4}
 
 
 def test_capture_then_pass(project: Project) -> None:
@@ -299,39 +297,6 @@ class TestDrift:
         result = captured.run("--quantguard-accept")
         result.stdout.fnmatch_lines(["Not accepted: * checks failed (accuracy?prefill-bs1-kl_mean?*"])
         assert not (captured.folder / "baseline" / "accepted").exists()
-
-
-class TestSpeed:
-    def test_timings_go_to_pytest_benchmark_and_the_result(self, captured: Project) -> None:
-        captured.write(speed=SPEED)
-        captured.run("-k", "speed", "--benchmark-json=bench.json").assert_outcomes(passed=3)
-        benchmarks = json.loads((captured.folder / "bench.json").read_text())["benchmarks"]
-        found = {item["fullname"]: item for item in benchmarks}
-        assert set(found) == {"toy::speed[prefill-bs1]", "toy::speed[prefill-bs4]", "toy::speed[decode-bs4]"}
-        decode = found["toy::speed[decode-bs4]"]
-        assert decode["extra_info"]["output_tokens"] == 16
-        assert decode["stats"]["rounds"] == 2
-        rate = 16 / decode["stats"]["median"]
-        assert decode["extra_info"]["tokens_per_s"] == pytest.approx(rate)
-        checks = {check["id"]: check for check in captured.result()["checks"]}
-        assert checks["speed[decode-bs4]"]["value"] == pytest.approx(rate)
-
-    def test_benchmark_disable_skips_and_says_so(self, captured: Project) -> None:
-        captured.write(speed=SPEED)
-        captured.run("-k", "speed", "--benchmark-disable", "-rs").assert_outcomes(skipped=3)
-        assert captured.result()["verdict"] == "incomplete"
-
-    def test_without_pytest_benchmark_it_is_an_error(self, captured: Project) -> None:
-        captured.write(speed=SPEED)
-        result = captured.run("-k", "speed", "-p", "no:benchmark")
-        result.assert_outcomes(errors=3)
-        result.stdout.fnmatch_lines(["Timing needs pytest-benchmark, which is switched off*"])
-
-    def test_a_batch_larger_than_the_suite_cannot_be_timed(self, captured: Project) -> None:
-        captured.write(speed=SPEED, suite={**captured.config["suite"], "batch_sizes": [16]})
-        captured.capture()
-        result = captured.run("-k", "speed")
-        result.stdout.fnmatch_lines(["*the baseline has 8 prompts, a batch of 16 cannot be timed*"])
 
 
 def test_interrupted_run_writes_a_partial_result(captured: Project) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,7 @@ class Toy:
     nan: bool = False
     swap_rows_from: int | None = None
     dies_after: int | None = None
+    streams: Callable[[dict[str, Any]], Iterator[bytes]] | None = None
     requests: int = 0
     paths: list[str] = field(default_factory=list)
 
@@ -105,6 +107,22 @@ class Toy:
         return [float(values[token]), token, None], [[float(values[at]), int(at), None] for at in best]
 
 
+def stream_answer(body: dict[str, Any], seconds: float = 0.0) -> Iterator[bytes]:
+    """Events of a streamed answer, the whole of which takes `seconds`."""
+    tokens = body["sampling_params"]["max_new_tokens"]
+    for number in range(1, tokens + 1):
+        time.sleep(seconds / tokens)
+        done = {"type": "length", "length": tokens} if number == tokens else None
+        meta = {
+            "completion_tokens": number,
+            "prompt_tokens": len(body["input_ids"]),
+            "cached_tokens": 0,
+            "finish_reason": done,
+        }
+        yield b"data: " + json.dumps({"text": "x" * number, "meta_info": meta}).encode() + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
 @contextmanager
 def serve(toy: Toy) -> Iterator[str]:
     """Run `toy` on a free port of this machine; yields its url."""
@@ -129,6 +147,9 @@ def serve(toy: Toy) -> Iterator[str]:
             toy.paths.append(self.path)
             if self.path == "/generate":
                 toy.requests += 1
+                if body.get("stream"):
+                    self._stream((toy.streams or stream_answer)(body))
+                    return
                 if toy.dies_after is not None and toy.requests > toy.dies_after:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
@@ -142,6 +163,16 @@ def serve(toy: Toy) -> Iterator[str]:
                 self._send({"text": "".join(chr(96 + token % 26) for token in body["tokens"])})
             else:
                 self._send({"error": "no such route"}, 404)
+
+        def _stream(self, events: Iterator[bytes]) -> None:
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for event in events:
+                self.wfile.write(event)
+                self.wfile.flush()
 
         def _send(self, value: object, status: int = 200) -> None:
             data = json.dumps(value).encode()

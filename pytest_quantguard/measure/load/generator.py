@@ -201,9 +201,8 @@ def _open_descriptors() -> int:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Collect now and not while the block runs."""
+    """Collect no garbage while the block runs."""
     was_on = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -1,0 +1,69 @@
+"""The table of what was timed, as lines of text: a row per scenario and level. Knows nothing of terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_quantguard.results import CheckResult, SpeedResult
+
+WORDS = {"failed": "!", "warned": "*", "error": "?", "skipped": "-", "passed": " "}
+
+
+def speed_lines(checks: Sequence[CheckResult], width: int) -> list[str]:
+    """One row per scenario and level; narrower terminals lose the figures on the right."""
+    timed = [(check, check.speed) for check in checks if check.speed is not None]
+    if not timed:
+        return []
+    rows = [
+        ("speed", "level", "time", "accepted", "reference", "out tok/s", "TTFT p99", "ITL p99", "scatter")
+    ]
+    rows += [_row(speed) for _, speed in timed]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    shown = _fitting(widths, width)
+    lines = [""]
+    for row, check in zip(rows, (None, *(check for check, _ in timed)), strict=True):
+        cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in shown if column)]
+        mark = "" if check is None else f"  {WORDS[check.outcome]}"
+        lines.append(f"  {'  '.join(cells)}{mark}".rstrip())
+    return [*lines, ""]
+
+
+def _fitting(widths: Sequence[int], width: int) -> list[int]:
+    """The columns that fit, from the left."""
+    used, columns = 4, []
+    for column, needed in enumerate(widths):
+        used += needed + 2
+        if used > width:
+            break
+        columns.append(column)
+    return columns
+
+
+def _row(speed: SpeedResult) -> tuple[str, ...]:
+    figures, unit = speed.figures, "s" if speed.compared == "duration" else "ms"
+    time = figures.get(speed.compared)
+    return (
+        speed.scenario,
+        speed.level,
+        "failed" if time is None else f"{time:.3g} {unit}",
+        _against(speed, "accepted"),
+        _against(speed, "reference"),
+        _figure(figures.get("output_throughput"), ""),
+        _figure(figures.get("p99_ttft_ms"), " ms"),
+        _figure(figures.get("p99_itl_ms"), " ms"),
+        f"{speed.scatter:.1%}",
+    )
+
+
+def _against(speed: SpeedResult, what: str) -> str:
+    verdict = next((verdict for verdict in speed.verdicts if verdict.against == what), None)
+    if verdict is None:
+        return ""
+    if verdict.value is None:
+        return verdict.status
+    change = f"{verdict.value - 1:+.1%}" if what == "accepted" else f"{verdict.value:.2f}x"
+    return f"{change} {verdict.status}"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"

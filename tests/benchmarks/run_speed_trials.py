@@ -1,0 +1,111 @@
+"""False and true alarms of the speed verdict on this machine: many runs of one emulator, each a new process.
+
+    python -m tests.benchmarks.run_speed_trials OUTPUT.json [CLEAN_RUNS] [SLOW_RUNS]
+
+Every clean run is held against the clean run before it (nothing changed); every slow run, in which the
+emulator pauses for 10 % of each step, against the clean run before it. The raw rounds go to OUTPUT.json, the
+table to standard output. Takes some minutes; the rules are those of the gate.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pytest_quantguard.config import EmulatorServer
+from pytest_quantguard.config_speed import DecodeHeavy
+from pytest_quantguard.measure.load.generator import Target
+from pytest_quantguard.measure.load.rounds import Load
+from pytest_quantguard.measure.load.workload import build_workload
+from pytest_quantguard.serving.launch import start
+from pytest_quantguard.serving.machine_state import Watch
+from pytest_quantguard.stats.speed import decide_slowdown, scatter
+
+MODEL = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
+SCENARIO = DecodeHeavy(kind="decode_heavy", input_tokens=16, output_tokens=48, requests=24)
+LEVEL, ROUNDS, WARMUP = 8, 7, 5
+MAX_SLOWDOWN, MAX_SCATTER = 0.05, 0.10
+SLOW = "slow_step:share=0.1"
+
+
+def run(folder: Path, faults: list[str]) -> dict[str, Any]:
+    """Start a server, warm up, time the rounds."""
+    config = EmulatorServer(
+        backend="emulator", model_path=str(MODEL), quantization="nvfp4", threads=1, faults=faults
+    )
+    with start(config, log_path=folder / "server.log") as server:
+        workload = build_workload(
+            SCENARIO,
+            seed=0,
+            vocab_size=server.client.vocab_size or 0,
+            tokenize=server.client.tokenize,
+            folder=folder,
+        )
+        load = Load(server.client, Target(server.url), workload, workload.concurrency(LEVEL), {})
+        load.warm_up(WARMUP, lambda _: None)
+        with Watch(server.cpu_seconds) as watch:
+            for _ in range(ROUNDS):
+                load.prepare()
+                load.run()
+    assert watch.state is not None
+    assert load.failed == 0, load.error_examples
+    return {
+        "times": load.times,
+        "disturbances": watch.state.disturbances,
+        "idle": watch.state.idle,
+        "foreign": watch.state.foreign,
+    }
+
+
+def verdict(record: dict[str, Any], now: dict[str, Any], *, conditions: bool) -> str:
+    """The gate's verdict, or what it would be without its conditions on scatter and disturbances."""
+    found = decide_slowdown(
+        accepted=record["times"],
+        measured=now["times"],
+        max_slowdown=MAX_SLOWDOWN,
+        max_scatter=MAX_SCATTER if conditions else 1e9,
+        disturbances=now["disturbances"] if conditions else (),
+    )
+    return found.status
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """One row per kind of comparison."""
+    clean, slow = runs["clean"], runs["slow"]
+    pairs = {
+        "nothing changed": list(pairwise(clean)),
+        "10 % of each step": list(zip(clean, slow, strict=False)),
+    }
+    statuses = ("regressed", "inconclusive", "unchanged", "improved")
+    lines = [f"{'':<20}{'rules':<22}" + "".join(f"{status:>14}" for status in statuses)]
+    for name, compared in pairs.items():
+        for conditions in (True, False):
+            counts = Counter(verdict(*pair, conditions=conditions) for pair in compared)
+            rules = "the gate's" if conditions else "interval alone"
+            lines.append(f"{name:<20}{rules:<22}" + "".join(f"{counts[status]:>14}" for status in statuses))
+    scatters = sorted(scatter(one["times"]) for one in (*clean, *slow))
+    lines.append(
+        f"scatter of a run: median {scatters[len(scatters) // 2]:.1%}, largest {scatters[-1]:.1%}; disturbed runs: "
+        f"{sum(bool(one['disturbances']) for one in (*clean, *slow))} of {len(scatters)}"
+    )
+    return lines
+
+
+def main(output: Path, clean_runs: int = 51, slow_runs: int = 20) -> None:
+    runs: dict[str, list[dict[str, Any]]] = {"clean": [], "slow": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(clean_runs):
+            runs["clean"].append(run(Path(folder), []))
+            if number < slow_runs:
+                runs["slow"].append(run(Path(folder), [SLOW]))
+            output.write_text(json.dumps(runs))
+    print("\n".join(table(runs)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

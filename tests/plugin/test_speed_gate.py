@@ -1,0 +1,304 @@
+"""The speed checks of a gate, over toy servers that stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_quantguard.measure.load.generator import Round, Target
+from pytest_quantguard.measure.load.workload import Workload
+from pytest_quantguard.stats.figures import RequestTiming
+from tests.plugin.conftest import Project
+from tests.plugin.toy_server import stream_answer
+
+SCENARIO = {"kind": "decode_heavy", "input_tokens": 8, "output_tokens": 4, "requests": 4}
+SPEED: dict[str, Any] = {
+    "rounds": 5,
+    "warmup_rounds": 1,
+    "levels": [1, "max"],
+    "scenarios": [SCENARIO],
+    "max_scatter": 100,
+}
+
+
+def cells(project: Project) -> dict[str, Any]:
+    """Speed checks of result.json by id."""
+    return {check["id"]: check for check in project.result()["checks"] if check["kind"] == "speed"}
+
+
+def verdicts(check: dict[str, Any]) -> dict[str, str]:
+    return {verdict["against"]: verdict["status"] for verdict in check["speed"]["verdicts"]}
+
+
+@dataclass
+class Paced:
+    """A project whose rounds take the seconds that the test says, within 1 %, whatever the machine does."""
+
+    project: Project
+    candidate: float = 1.0
+    reference: float = 1.0
+    rounds: int = 0
+
+    def run_round(self, target: Target, workload: Workload, _: int) -> Round:
+        """In place of sending requests."""
+        self.rounds += 1
+        seconds = self.candidate if target.url == self.project.config["candidate"]["url"] else self.reference
+        duration = seconds * (1 + 0.01 * (self.rounds % 3 - 1))
+        answer = RequestTiming(0.0, ((duration / 2, 1), (duration, 4)), duration, 8, 4)
+        return Round((answer,) * len(workload.requests), duration)
+
+
+@pytest.fixture
+def paced(captured: Project, monkeypatch: pytest.MonkeyPatch) -> Paced:
+    paced = Paced(captured)
+    monkeypatch.setattr("pytest_quantguard.measure.load.rounds.run_round", paced.run_round)
+    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.disturbances", [])
+    return paced
+
+
+def test_figures_go_to_pytest_benchmark_the_result_and_one_table(captured: Project) -> None:
+    captured.write(speed={**SPEED, "rounds": 2})
+    result = captured.run("-k", "speed", "--benchmark-json=bench.json")
+    result.assert_outcomes(passed=2)
+    loaded = json.loads((captured.folder / "bench.json").read_text())["benchmarks"]
+    benchmarks = {item["fullname"]: item for item in loaded}
+    assert set(benchmarks) == {"toy::speed[decode_heavy-1]", "toy::speed[decode_heavy-max]"}
+    one = benchmarks["toy::speed[decode_heavy-1]"]
+    assert one["group"] == "toy: decode_heavy"
+    assert one["stats"]["rounds"] == 2
+    checks = cells(captured)
+    speed = checks["speed[decode_heavy-1]"]["speed"]
+    assert (speed["requests"], speed["concurrency"], speed["output_tokens"]) == (4, 1, 16)
+    for name in ("duration", "output_throughput", "p99_ttft_ms", "median_tpot_ms", "p95_itl_ms"):
+        assert one["extra_info"][name] == pytest.approx(speed["figures"][name])
+        assert len(speed["by_round"][name]) == 2
+    assert checks["speed[decode_heavy-max]"]["speed"]["concurrency"] == 4
+    assert captured.result()["environment"]["fingerprint"]["server"] == "emulator"
+    table = [line for line in result.outlines if line.strip().startswith("decode_heavy")]
+    assert [line.split()[1] for line in table] == ["1", "max"]
+    assert captured.candidate.paths.count("/flush_cache") == 2 * (1 + 2)
+
+
+def test_a_broken_bound_fails_with_a_table_and_is_a_failure_in_junit(captured: Project) -> None:
+    captured.write(speed={**SPEED, "output_tokens_per_s": {"min": 1e9}, "ttft_p99_ms": {"max": 1e5}})
+    result = captured.run("-k", "speed and max", "--junitxml=junit.xml")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "decode_heavy at level max (4): an absolute bound is broken.",
+            "*against*figure*value*allowed*95 % interval*verdict",
+            "*bound*output_throughput*>= 1e+09*failed",
+            "*bound*p99_ttft_ms*<= 1e+05*held",
+            "*speed, or an entry of speed.overrides in gate.yaml",
+        ]
+    )
+    case = ElementTree.parse(captured.folder / "junit.xml").getroot().find(".//testcase")
+    assert case is not None
+    failure = case.find("failure")
+    assert failure is not None
+    assert "an absolute bound is broken" in str(failure.get("message"))
+
+
+def test_without_a_record_the_check_fails_and_names_the_command(captured: Project) -> None:
+    captured.write(speed={**SPEED, "max_slowdown": "5%"})
+    result = captured.run("-k", "speed")
+    result.assert_outcomes(failed=2)
+    text = " ".join(result.stdout.str().split())
+    assert "There is no accepted speed record in" in text
+    assert "record it: pytest --quantguard-config=gate.yaml --quantguard-accept" in text
+
+
+class TestAccepted:
+    @pytest.fixture
+    def accepted(self, paced: Paced) -> Project:
+        """A project whose candidate was accepted at its pace."""
+        paced.project.write(speed={**SPEED, "max_slowdown": "5%"})
+        result = paced.project.run("--quantguard-accept")
+        assert result.ret == 0, result.outlines
+        result.stdout.fnmatch_lines(["*Times of 2 scenarios and levels were accepted."])
+        return paced.project
+
+    @pytest.mark.parametrize(
+        ("pace", "status", "outcome"),
+        [
+            (1.0, "unchanged", "passed"),
+            (1.02, "unchanged", "passed"),
+            (0.9, "improved", "passed"),
+            (1.1, "regressed", "failed"),
+            (1.05, "inconclusive", "warned"),
+        ],
+    )
+    def test_verdicts(self, paced: Paced, accepted: Project, pace: float, status: str, outcome: str) -> None:
+        paced.candidate = pace
+        result = accepted.run("-k", "speed")
+        for check in cells(accepted).values():
+            assert (verdicts(check)["accepted"], check["outcome"]) == (status, outcome)
+            (verdict,) = check["speed"]["verdicts"]
+            assert verdict["value"] == pytest.approx(pace, rel=0.02)
+            assert verdict["interval"][0] <= verdict["value"] <= verdict["interval"][1]
+        if status == "regressed":
+            result.stdout.fnmatch_lines(
+                ["*slower than the accepted run.", "*accepted run*duration*x*<= 1.050x*regressed"]
+            )
+
+    def test_rounds_that_scatter_are_inconclusive(self, accepted: Project) -> None:
+        speed = {**SPEED, "max_slowdown": "5%", "max_scatter": 1e-9}
+        accepted.write(speed=speed)
+        result = accepted.run("-k", "speed")
+        result.assert_outcomes(passed=2, warnings=2)
+        result.stdout.fnmatch_lines(["*the rounds of this run scatter by*", "*Likely reasons:*"])
+        accepted.write(speed={**speed, "on_inconclusive": "fail"})
+        accepted.run("-k", "speed").assert_outcomes(failed=2)
+        assert {verdicts(check)["accepted"] for check in cells(accepted).values()} == {"inconclusive"}
+
+    def test_a_scenario_missing_from_the_record_fails(self, accepted: Project) -> None:
+        other = {**SCENARIO, "name": "other"}
+        accepted.write(speed={**SPEED, "max_slowdown": "5%", "scenarios": [SCENARIO, other]})
+        result = accepted.run("-k", "speed and other")
+        result.assert_outcomes(failed=2)
+        text = " ".join(result.stdout.str().split())
+        assert (
+            "the record has no other-1 (it has decode_heavy-1, decode_heavy-max). Record it: pytest" in text
+        )
+
+    def test_another_workload_is_not_compared(self, accepted: Project) -> None:
+        longer = {**SCENARIO, "output_tokens": 5}
+        accepted.write(speed={**SPEED, "max_slowdown": "5%", "scenarios": [longer]})
+        result = accepted.run("-k", "speed and max")
+        result.assert_outcomes(failed=1)
+        assert "was recorded with other requests" in " ".join(result.stdout.str().split())
+
+    def test_another_fingerprint_is_refused_with_two_columns(
+        self, accepted: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_quantguard.serving.fingerprint.cpu_model", lambda: "Another CPU")
+        accepted.write(speed={**SPEED, "max_slowdown": "5%", "min_speedup_vs_reference": 0.01})
+        result = accepted.run("-k", "speed and max")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*stored*now", "*cpu *Another CPU"])
+        check = cells(accepted)["speed[decode_heavy-max]"]
+        assert verdicts(check) == {"accepted": "refused", "reference": "reached"}
+
+    def test_accepting_without_times_keeps_the_record(self, accepted: Project) -> None:
+        result = accepted.run("--quantguard-accept", "-k", "not speed")
+        result.stdout.fnmatch_lines(["*The accepted times were kept."])
+        accepted.run("-k", "speed").assert_outcomes(passed=2)
+
+    def test_a_record_of_another_schema_fails(
+        self, accepted: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_quantguard.baseline.speed_record.SCHEMA_VERSION", 0)
+        result = accepted.run("-k", "speed and max")
+        result.assert_outcomes(failed=1)
+        text = " ".join(result.stdout.str().split())
+        assert "has schema version 1; this pytest-quantguard reads 0. A newer version wrote it" in text
+
+    def test_a_damaged_record_fails(self, accepted: Project) -> None:
+        (file,) = (accepted.folder / "baseline" / "accepted").glob("*/speed-*.json")
+        file.write_bytes(file.read_bytes() + b" ")
+        result = accepted.run("-k", "speed and max")
+        result.assert_outcomes(failed=1)
+        assert "is damaged" in " ".join(result.stdout.str().split())
+
+    def test_an_unreachable_record_fails(self, accepted: Project) -> None:
+        (file,) = (accepted.folder / "baseline" / "accepted").glob("*/speed-*.json")
+        file.unlink()
+        result = accepted.run("-k", "speed and max")
+        result.assert_outcomes(failed=1)
+        assert "is missing" in " ".join(result.stdout.str().split())
+
+
+@pytest.mark.parametrize("way", ["interleaved", "in_turn"])
+def test_speedup_against_the_reference(paced: Paced, way: str) -> None:
+    paced.reference, project = 3.0, paced.project
+    rules = {**SPEED, "reference_rounds": way, "levels": ["max"]}
+    project.write(speed={**rules, "min_speedup_vs_reference": 2.5})
+    project.run("-k", "speed").assert_outcomes(passed=1)
+    speed = cells(project)["speed[decode_heavy-max]"]["speed"]
+    assert speed["interleaved"] == (way == "interleaved")
+    assert len(speed["reference_rounds"]) == 5
+    project.write(speed={**rules, "min_speedup_vs_reference": 3.5})
+    result = project.run("-k", "speed")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*not fast enough against the reference.", "*reference*duration*>= 3.500x*missed"]
+    )
+
+
+def test_score(paced: Paced) -> None:
+    paced.reference, project = 3.0, paced.project
+    score = {"weights": {1: 0.5, "max": 0.5}, "min": 1.2}
+    project.write(speed={**SPEED, "score": score})
+    project.run("-k", "speed").assert_outcomes(passed=3)
+    check = cells(project)["speed[score]"]
+    speedups = check["extra"]["speedups"]
+    assert check["value"] == pytest.approx(0.5 * speedups["1"] + 0.5 * speedups["max"])
+    assert check["value"] == pytest.approx(3, rel=0.02)
+    project.write(speed={**SPEED, "score": {**score, "min": 100}})
+    result = project.run("-k", "speed")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["The composite score is below its bound: *; at least 100 is asked for."])
+    result = project.run("-k", "speed and score")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["The score needs the times of speed?decode_heavy-1?, which was not timed*"])
+
+
+def test_failed_requests_fail_the_check(captured: Project) -> None:
+    asked = []
+
+    def short(body: dict[str, Any]) -> Iterator[bytes]:
+        asked.append(body)
+        body["sampling_params"]["max_new_tokens"] -= 1
+        return stream_answer(body)
+
+    captured.candidate.streams = short
+    captured.write(speed={**SPEED, "ttft_p99_ms": {"max": 1e5}})
+    result = captured.run("-k", "speed and max")
+    result.assert_outcomes(failed=1)
+    text = " ".join(result.stdout.str().split())
+    assert "requests failed" in text
+    assert "4 of 4 requests failed in a round; 0 may (speed.allowed_errors)" in text
+    assert "3 of 4 tokens came" in text
+    assert len(asked) == 4, "no further round is sent"
+
+
+def test_benchmark_disable_skips_and_says_so(captured: Project) -> None:
+    captured.write(speed=SPEED)
+    captured.run("-k", "speed", "--benchmark-disable", "-rs").assert_outcomes(skipped=2)
+    assert captured.result()["verdict"] == "incomplete"
+
+
+def test_without_pytest_benchmark_it_is_an_error(captured: Project) -> None:
+    captured.write(speed=SPEED)
+    result = captured.run("-k", "speed", "-p", "no:benchmark")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["Timing needs pytest-benchmark, which is switched off*"])
+
+
+def test_benchmark_only_runs_the_timed_checks(captured: Project) -> None:
+    captured.write(speed=SPEED)
+    result = captured.run("--benchmark-only")
+    assert result.parseoutcomes()["passed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        ({**SCENARIO, "requests": 60}, "only 52 prompts can begin differently"),
+        (
+            {**SCENARIO, "output_tokens": 1000},
+            "has a request of 1008 tokens, prompt and answer; the server's context is 512",
+        ),
+        ({"kind": "replay", "file": "nowhere.jsonl"}, "There is no file"),
+    ],
+)
+def test_what_cannot_be_timed_is_an_error(captured: Project, scenario: dict[str, Any], said: str) -> None:
+    captured.write(speed={**SPEED, "scenarios": [scenario]})
+    result = captured.run("-k", "speed and max")
+    result.assert_outcomes(failed=1)
+    assert said in " ".join(result.stdout.str().split())
