@@ -11,7 +11,9 @@ from pytest_quantguard.generation.answer import Ending, GeneratedAnswer
 from pytest_quantguard.generation.figures import AnswerPair, figures_of
 from pytest_quantguard.prompts.prompt import Prompt
 
-QUESTION = "Which colour has the sea at night in the north, when nobody looks at it and no ship is near it at all?"
+QUESTION = (
+    "Which colour has the sea at night in the north, when nobody looks at it and no ship is near it at all?"
+)
 
 
 def answer(text: str, ending: Ending = "stop", tokens: int | None = None) -> GeneratedAnswer:
@@ -28,7 +30,11 @@ def answer(text: str, ending: Ending = "stop", tokens: int | None = None) -> Gen
 
 
 def pair(
-    reference: str | GeneratedAnswer, candidate: str | GeneratedAnswer, *, task: str = "qa", gold: str = "blue"
+    reference: str | GeneratedAnswer,
+    candidate: str | GeneratedAnswer,
+    *,
+    task: str = "qa",
+    gold: str = "blue",
 ) -> AnswerPair:
     sides = [side if isinstance(side, GeneratedAnswer) else answer(side) for side in (reference, candidate)]
     return AnswerPair(Prompt("x", task, QUESTION, gold=tuple(gold.split())), *sides)

@@ -20,7 +20,7 @@ from pytest_quantguard.generation.signs import (
 
 
 def longest_loop_by_brute_force(units: list[int]) -> int:
-    """Length of the longest periodic stretch that counts, 0 for none: every start, period and end is tried."""
+    """Length of the longest periodic stretch that counts, 0 for none: every start and period is tried."""
     best = 0
     for period in range(1, LONGEST_PERIOD + 1):
         for start in range(len(units)):
