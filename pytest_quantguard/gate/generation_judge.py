@@ -144,12 +144,12 @@ def _counted(figures: Figures) -> str:
 
 def describe_pairs(pairs: Sequence[AnswerPair], metric: str) -> list[str]:
     """The answers that speak most for a metric's failure, both sides as text."""
-    wanted = SHARES.get(metric)
-    shown = [pair for pair in worst_first(pairs) if wanted is None or wanted in pair.signs][:SHOWN_PAIRS]
+    shown = speaking_for(pairs, metric)[:SHOWN_PAIRS]
     lines = labelled("worst answers", "both sides, control characters escaped") if shown else []
     for pair in shown:
-        signs = ", ".join(SIGN_WORDS[sign] for sign in SIGN_WORDS if sign in pair.signs) or "longer"
-        lines.append(f"    prompt {pair.prompt.id}: {signs}"[:WIDTH])
+        signs = [SIGN_WORDS[sign] for sign in SIGN_WORDS if sign in pair.signs]
+        lengths = f"{pair.reference.completion_tokens} and {pair.candidate.completion_tokens} tokens"
+        lines.append(f"    prompt {pair.prompt.id}: {', '.join([*signs, lengths])}"[:WIDTH])
         question = (pair.prompt.text or "").rstrip().rsplit("\n", 1)[-1]
         lines += _text("asked", _end(question))
         lines += _text("accepted", ", ".join(pair.prompt.gold))
@@ -158,14 +158,28 @@ def describe_pairs(pairs: Sequence[AnswerPair], metric: str) -> list[str]:
     return lines
 
 
+def speaking_for(pairs: Sequence[AnswerPair], metric: str) -> list[AnswerPair]:
+    """The pairs that make a metric bad, the worst first."""
+    if metric == "length_ratio":
+        longer = [pair for pair in pairs if _growth(pair) > 0]
+        return sorted(longer, key=_growth, reverse=True)
+    if metric == "text_agreement":
+        return [pair for pair in worst_first(pairs) if pair.reference.text != pair.candidate.text]
+    sign = SHARES.get(metric, "lost")
+    return [pair for pair in worst_first(pairs) if sign in pair.signs]
+
+
 def worst_first(pairs: Sequence[AnswerPair]) -> list[AnswerPair]:
     """Lost answers first, then other signs, then by how much longer the answer is than the reference's."""
 
     def badness(pair: AnswerPair) -> tuple[float, int, int]:
-        longer = pair.candidate.completion_tokens - pair.reference.completion_tokens
-        return pair.scores[0] - pair.scores[1], len(pair.signs - {"won"}), longer
+        return pair.scores[0] - pair.scores[1], len(pair.signs - {"won"}), _growth(pair)
 
     return sorted(pairs, key=badness, reverse=True)
+
+
+def _growth(pair: AnswerPair) -> int:
+    return pair.candidate.completion_tokens - pair.reference.completion_tokens
 
 
 def _answer(answer: GeneratedAnswer) -> str:

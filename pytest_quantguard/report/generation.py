@@ -20,10 +20,12 @@ def generation_lines(result: GenerationResult, width: int) -> list[str]:
     resumed = f", {result.resumed} of an interrupted run" if result.resumed else ""
     lines = ["", f"  generated answers ({asked}{skipped}{resumed})"]
     rows = {**result.tasks, "all": result.overall} if len(result.tasks) != 1 else dict(result.tasks)
+    looks = _table(rows, LOOKS)
+    legend = ["  n+m: m that the reference shows too"] if any("+" in line for line in looks) else []
     whole = _table(rows, (*SCORES, *LOOKS))
     if max(map(len, whole)) <= width:
-        return lines + whole
-    return [*lines, *_table(rows, SCORES), "", *_table(rows, LOOKS)]
+        return [*lines, *whole, *legend]
+    return [*lines, *_table(rows, SCORES), "", *looks, *legend]
 
 
 def _table(rows: dict[str, GenerationFigures], columns: Sequence[Column]) -> list[str]:

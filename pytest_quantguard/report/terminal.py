@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_quantguard.report.generation import generation_lines
 from pytest_quantguard.report.headline import failed_groups, label, verdict_line
 from pytest_quantguard.report.speed import speed_lines
 from pytest_quantguard.report.visible import visible
@@ -57,6 +58,8 @@ def render(
         lines += _wrapped(f"candidate  {result.candidate.title}", width)
     lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
     lines += _tables(result, width)
+    if result.generation is not None:
+        lines += [*map(Line, generation_lines(result.generation, width)), Line("")]
     lines += [Line(line) for line in speed_lines(result.checks, width)]
     if verbose:
         held = [check for check in result.checks if check.passed and check.message]
