@@ -31,29 +31,44 @@ ServerArg = bool | int | float | str | list[str | int | float] | dict[str, objec
 class LaunchedServer(Model):
     """What every server that we start ourselves has."""
 
-    model_path: str = Field(min_length=1)
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
-    kv_cache_dtype: str = "auto"
-    server_args: dict[str, ServerArg] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
-    command: list[str] | None = Field(default=None, description="Replaces the start of the command line.")
-    cwd: Path | None = None
+    model_path: str = Field(
+        min_length=1, description="A folder (beginning with '.', '~' or '/') or a name on Hugging Face."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="Of what is not quantized."
+    )
+    kv_cache_dtype: str = Field(default="auto", description="Such as fp8_e4m3; auto: as dtype.")
+    server_args: dict[str, ServerArg] = Field(
+        default_factory=dict,
+        description="Any flag of the server. true: a bare flag; null or false: none; a list: --flag a b; a "
+        "mapping: as JSON.",
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables beside pytest's own."
+    )
+    command: list[str] | None = Field(
+        default=None,
+        description="The program before the flags, such as [srun, sglang, serve]. Default: this Python's.",
+    )
+    cwd: Path | None = Field(default=None, description="Working folder of the server.")
     port: int | None = Field(default=None, ge=1, le=65535, description="Default: a free one.")
     startup_timeout: float = Field(default=900, gt=0, description="Seconds without progress in the log.")
     startup_hard_limit: float | None = Field(
         default=None, gt=0, description="Seconds; default 4 x startup_timeout."
     )
     request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, description="Never shown; write ${NAME} here.")
 
 
 class SglangServer(LaunchedServer):
     """A server started with SGLang's own launcher."""
 
     backend: Literal["sglang"]
-    revision: str | None = None
-    tokenizer_path: str | None = None
-    quantization: str | None = None
+    revision: str | None = Field(default=None, description="Of the model on Hugging Face.")
+    tokenizer_path: str | None = Field(default=None, description="Default: the model's own.")
+    quantization: str | None = Field(
+        default=None, description="SGLang's name of the method, such as modelopt_fp4 or fp8."
+    )
     devices: list[str] | None = Field(
         default=None, description="CUDA_VISIBLE_DEVICES of each xdist worker, in worker order."
     )
@@ -63,7 +78,7 @@ class EmulatorServer(LaunchedServer):
     """Our own CPU server; it speaks the same protocol."""
 
     backend: Literal["emulator"]
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Of what is not quantized.")
     quantization: str | dict[str, str] | None = Field(
         default=None,
         description="A scheme for all linear layers, or ordered patterns -> formats (last match wins).",
@@ -71,26 +86,28 @@ class EmulatorServer(LaunchedServer):
     faults: list[str] = Field(
         default_factory=list, description="Defects to switch on: name or name:key=value,..."
     )
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, description="Default: all cores.")
 
 
 class AttachExpectation(Model):
     """What the running server must say of itself."""
 
-    model_path: str | None = None
-    quantization: str | None = None
-    kv_cache_dtype: str | None = None
-    version: str | None = None
+    model_path: str | None = Field(default=None, description="null: whatever it says.")
+    quantization: str | None = Field(default=None, description="null: whatever it says.")
+    kv_cache_dtype: str | None = Field(default=None, description="null: whatever it says.")
+    version: str | None = Field(default=None, description="null: whatever it says.")
 
 
 class AttachServer(Model):
     """A server that is already running, a router or a load balancer."""
 
     backend: Literal["attach"]
-    url: str = Field(min_length=1)
-    api_key: str | None = None
-    expect: AttachExpectation = AttachExpectation()
-    request_timeout: float = Field(default=600, gt=0)
+    url: str = Field(min_length=1, description="http:// or https://; a path is fine.")
+    api_key: str | None = Field(default=None, description="Never shown; write ${NAME} here.")
+    expect: AttachExpectation = Field(
+        default=AttachExpectation(), description="A server that says something else is refused."
+    )
+    request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
     startup_timeout: float = Field(default=60, gt=0, description="Seconds to wait for the server to answer.")
 
 
@@ -102,14 +119,21 @@ class SuiteConfig(Model):
 
     prompts: str = Field(default="builtin", description="'builtin' or the path of a JSONL file.")
     size: int = Field(default=32, ge=1, description="Number of built-in prompts.")
-    seed: int = 0
-    max_prompt_tokens: int = Field(default=512, ge=8)
+    seed: int = Field(default=0, description="Of the built-in prompts.")
+    max_prompt_tokens: int = Field(default=512, ge=8, description="Longest built-in prompt.")
     mix: dict[str, float] | None = Field(default=None, description="Weight of each built-in task.")
-    score_tokens: int = Field(default=128, ge=1)
-    top_logprobs: int = Field(default=256, ge=2)
-    batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 3, 8, 32], min_length=1)
-    phases: list[Phase] = Field(default=["prefill", "decode"], min_length=1)
-    decode_mode: Literal["auto", "forced", "resync"] = "auto"
+    score_tokens: int = Field(
+        default=128, ge=1, description="Positions that are compared, at the end of each text."
+    )
+    top_logprobs: int = Field(default=256, ge=2, description="How many tokens of each position.")
+    batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[1, 3, 8, 32], min_length=1, description="Prompts in one request."
+    )
+    phases: list[Phase] = Field(default=["prefill", "decode"], min_length=1, description="What is measured.")
+    decode_mode: Literal["auto", "forced", "resync"] = Field(
+        default="auto",
+        description="How the candidate is kept on the reference's text; auto: the best it offers.",
+    )
     repeats: int = Field(default=3, ge=1, description="Captures of each batch size, for the noise floor.")
 
     @field_validator("batch_sizes", "phases")
@@ -177,8 +201,8 @@ class DriftConfig(MetricKeys):
 
     __pydantic_extra__: dict[str, DriftBound]
 
-    decision: Decision = "proven_bad"
-    on_failure: Literal["fail", "warn"] = "fail"
+    decision: Decision = Field(default="proven_bad", description="Of bounds that give none.")
+    on_failure: Literal["fail", "warn"] = Field(default="fail", description="warn: shown, but no failure.")
     divergence: MetricBounds | None = Field(
         default=None,
         description="Bounds on accepted against candidate, not on their change against BF16: for one build "
@@ -202,9 +226,15 @@ class DriftConfig(MetricKeys):
 class AccuracyConfig(MetricBounds):
     """What must hold against the BF16 baseline, in every cell unless overridden."""
 
-    decision: Decision = "point"
-    overrides: list[AccuracyOverride] = Field(default_factory=list)
-    drift: DriftConfig | None = None
+    decision: Decision = Field(
+        default="point",
+        description="Broken when: the value is beyond the bound; its whole interval is (proven_bad); its "
+        "interval is not wholly within (proven_good).",
+    )
+    overrides: list[AccuracyOverride] = Field(
+        default_factory=list, description="Other bounds for some phases or batch sizes."
+    )
+    drift: DriftConfig | None = Field(default=None, description="Against the last accepted run.")
 
     @model_validator(mode="after")
     def _something(self) -> AccuracyConfig:
@@ -229,15 +259,21 @@ class SelfCheck(Model):
     own noise is small.
     """
 
-    max_increase: Increase = Increase(amount=0.25, relative=True)
-    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    decision: Decision = "proven_bad"
+    max_increase: Increase = Field(
+        default=Increase(amount=0.25, relative=True), description="Of the mean KL to BF16; default 25%."
+    )
+    max_kl: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Mean KL between the two ways."
+    )
+    decision: Decision = Field(default="proven_bad", description="As in `accuracy`.")
 
 
 class SelfConsistencyConfig(Model):
     """Checks of the candidate against itself. null switches one off."""
 
-    decode_against_prefill: SelfCheck | None = SelfCheck()
+    decode_against_prefill: SelfCheck | None = Field(
+        default=SelfCheck(), description="Decode of a batch size against prefill of the same positions."
+    )
     batch: SelfCheck | None = Field(default=SelfCheck(), description="Each batch size against the smallest.")
     warm_cache: SelfCheck | None = Field(
         default=None, description="Prompts met in the prefix cache against cold ones. Needs a prefix cache."
@@ -275,26 +311,31 @@ class SelftestConfig(Model):
 class GateConfig(Model):
     """One gate: who the reference is, who is on trial, and what must hold."""
 
-    version: Literal[1]
+    version: Literal[1] = Field(description="Of this format.")
     name: str = Field(
         max_length=100,
         description="Names the tests and the output folder: letters, digits, '.', '_' and '-'.",
     )
     reference: ServerConfig | None = Field(default=None, description="Needed to capture the baseline.")
-    candidate: ServerConfig
+    candidate: ServerConfig = Field(description="On trial in every run.")
     baseline: RemoteUrl | Path = Field(
-        description="Folder of the stored recording of the reference, or a URL that fsspec understands (hf://, "
+        description="Folder of the stored recording of the reference, or a URL that fsspec understands "
+        "(hf://, "
         "s3://, https://, ...), with '#sha256=' of its manifest where it must never change."
     )
-    suite: SuiteConfig = SuiteConfig()
-    validity: ValidityConfig = ValidityConfig()
-    accuracy: AccuracyConfig
-    self_consistency: SelfConsistencyConfig = SelfConsistencyConfig()
+    suite: SuiteConfig = Field(default=SuiteConfig(), description="What is asked.")
+    validity: ValidityConfig = Field(default=ValidityConfig(), description="What makes answers unusable.")
+    accuracy: AccuracyConfig = Field(description="What must hold against BF16.")
+    self_consistency: SelfConsistencyConfig = Field(
+        default=SelfConsistencyConfig(), description="The candidate against itself."
+    )
     speed: SpeedConfig | None = Field(default=None, description="Timed scenarios; null: nothing is timed.")
     generation: GenerationConfig | None = Field(
         default=None, description="Questions answered in full, held against the reference's answers. Slow."
     )
-    selftest: SelftestConfig = SelftestConfig()
+    selftest: SelftestConfig = Field(
+        default=SelftestConfig(), description="What `quantguard selftest` tries."
+    )
 
     @field_validator("name")
     @classmethod
