@@ -147,7 +147,7 @@ class SuiteConfig(Model):
 class DriftBound(Model):
     """How much a metric against BF16 may have become worse since the accepted run, position by position."""
 
-    max_increase: Increase
+    max_increase: Increase = Field(description="Since the accepted run.")
     decision: Decision | None = Field(default=None, description="Default: `decision` of the section.")
 
 

@@ -22,8 +22,12 @@ class Model(BaseModel):
 class Bound(Model):
     """What a metric must hold: at most `max` where lower is better, at least `min` where higher is better."""
 
-    max: float | None = Field(default=None, allow_inf_nan=False)
-    min: float | None = Field(default=None, allow_inf_nan=False)
+    max: float | None = Field(
+        default=None, allow_inf_nan=False, description="At most; where lower is better."
+    )
+    min: float | None = Field(
+        default=None, allow_inf_nan=False, description="At least; where higher is better."
+    )
     decision: Decision | None = Field(default=None, description="Default: `decision` of the section.")
 
     @model_validator(mode="after")

@@ -29,6 +29,8 @@ and `$${NAME}` stands for itself. Relative paths are relative to the file that h
 base.yaml` (or a list) takes the values of other files first: mappings are merged, everything else is
 replaced, and a server with another `backend` replaces the whole section.
 """
+BOUNDS = {"Bound": "a bound", "DriftBound": "a drift bound"}
+"""Models that stand wherever a metric or figure does; described once."""
 WHICH_SIDE = "Where lower is better a bound gives `max`, else `min`.\n\n"
 LONGEST = 5
 """Alternatives of a value that are listed; more are "any value"."""
@@ -39,6 +41,9 @@ def render_reference(schema: Schema) -> str:
     parts = [HEAD]
     for title, section in _sections(schema):
         parts.append(f"\n## {title}\n\n{_text(section)}{_table(section, schema['$defs'])}")
+    for name, title in BOUNDS.items():
+        section = schema["$defs"][name]
+        parts.append(f"\n## {title.capitalize()}\n\n{_text(section)}{_table(section, schema['$defs'])}")
     parts.append(f"\n## Metrics\n\nFormulas are in [metrics.md](metrics.md). {WHICH_SIDE}{_named(METRICS)}")
     parts.append(f"\n## Figures of speed\n\n{WHICH_SIDE}{_named(FIGURES)}")
     return "".join(parts)
@@ -55,7 +60,7 @@ def _sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
     while queue:
         name, path = queue.pop(0)
         section = schema["$defs"][name]
-        if name in seen or "properties" not in section:
+        if name in seen or name in BOUNDS or "properties" not in section:
             continue
         seen.add(name)
         chosen = _discriminator(section)
@@ -137,11 +142,21 @@ def _default(value: Schema) -> str:
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if isinstance(default, Mapping):
-        return "its defaults" if default else "empty"
+        return _short_mapping(default)
     if isinstance(default, list):
         mappings = any(isinstance(item, Mapping) for item in default)
         return "see below" if mappings else f"`[{', '.join(map(str, default))}]`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def _short_mapping(default: Mapping[str, Any]) -> str:
+    """A default bound or increase as one writes it; whole sections are described elsewhere."""
+    given = {key: item for key, item in default.items() if item is not None}
+    if set(given) == {"amount", "relative"}:
+        return f"`{given['amount'] * 100:g}%`" if given["relative"] else f"`{given['amount']:g}`"
+    if len(given) == 1 and not isinstance(next(iter(given.values())), Mapping | list):
+        return "`{" + ", ".join(f"{key}: {item}" for key, item in given.items()) + "}`"
+    return "its defaults" if given else "empty"
 
 
 def _type(value: Schema, definitions: Mapping[str, Schema]) -> str:
@@ -173,9 +188,8 @@ def _type(value: Schema, definitions: Mapping[str, Schema]) -> str:
 
 def _named_type(name: str, definitions: Mapping[str, Schema]) -> str:
     section = definitions.get(name, {})
-    if name in ("Bound", "DriftBound"):
-        key = "`{max: ...}` or `{min: ...}`" if name == "Bound" else "`{max_increase: ...}`"
-        return f"a bound: {key}"
+    if name in BOUNDS:
+        return f"[{BOUNDS[name]}](#{BOUNDS[name].replace(' ', '-')})"
     if name == "Increase":
         return "share such as `10%`, or number"
     if "properties" not in section:

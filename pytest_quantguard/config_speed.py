@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -36,7 +37,13 @@ def _share(value: object) -> object:
     return value
 
 
-Share = Annotated[float, BeforeValidator(_share), Field(allow_inf_nan=False)]
+SHARE_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\s*\d+(\.\d*)?\s*%\s*$"}]}
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    Field(allow_inf_nan=False),
+    WithJsonSchema(SHARE_SCHEMA, mode="validation"),
+]
 """A share, written 0.05 or 5%."""
 
 LengthRange = Annotated[tuple[PositiveInt, PositiveInt], Field(description="Shortest and longest.")]
