@@ -376,10 +376,24 @@ class RunResult(TrialResult):
 
 def write_result(folder: Path, result: RunResult) -> Path:
     """Write `folder/result.json` atomically; raises `QuantguardError` where that is not possible."""
-    body = orjson.dumps(
-        result.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    )
+    body = to_json(result.model_dump(mode="json"), orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     return write_whole(folder / RESULT_FILE, body, "The result")
+
+
+def to_json(value: Any, option: int = 0) -> bytes:
+    """UTF-8; lone surrogates, which undecodable file names and broken servers make, become escapes."""
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:
+        return orjson.dumps(_encodable(value), option=option)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def write_whole(path: Path, body: bytes, what: str) -> Path:

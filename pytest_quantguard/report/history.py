@@ -17,7 +17,7 @@ from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.logprobs.metrics import METRICS
 from pytest_quantguard.report.headline import cell_name, figure, first_cells, reason
 from pytest_quantguard.report.visible import visible
-from pytest_quantguard.results import Result, RunResult
+from pytest_quantguard.results import Result, RunResult, to_json
 
 HISTORY_FILE = "history.jsonl"
 HISTORY_VERSION: Literal[1] = 1
@@ -83,7 +83,7 @@ def entry_of(result: RunResult, before: HistoryEntry | None) -> HistoryEntry:
         server_version=said.get("version"),
         device=said.get("device"),
         baseline=(result.baseline or {}).get("suite", {}).get("prompts_digest"),
-        config_digest=hashlib.sha256(orjson.dumps(config, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16],
+        config_digest=hashlib.sha256(to_json(config, orjson.OPT_SORT_KEYS)).hexdigest()[:16],
         config=config,
         verdict=result.verdict,
         reason=visible(reason(result), longest=300),
@@ -104,7 +104,7 @@ def append_entry(folder: Path, entry: HistoryEntry) -> Path:
     One write at the end of the file, so that two runs at once leave two lines.
     """
     path = folder / HISTORY_FILE
-    line = orjson.dumps(entry.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
+    line = to_json(entry.model_dump(mode="json"), orjson.OPT_APPEND_NEWLINE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
@@ -228,7 +228,7 @@ def _short(error: Exception) -> str:
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
-        if isinstance(item, Mapping) and item:
+        if isinstance(item, Mapping):
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
