@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from pytest_quantguard.report.visible import visible
@@ -11,33 +12,43 @@ Column = tuple[str, str, Callable[[GenerationFigures], str]]
 """Two lines of title, and the cell of a row."""
 
 NOTHING = "-"
+LONGEST_NAME = 16
 
 
 def generation_lines(result: GenerationResult, width: int) -> list[str]:
-    """One table where it fits, else one of scores and one of what the answers look like."""
+    """One table where it fits, else the same rows again for further columns."""
     asked = f"{result.overall.prompts} prompts, {result.concurrency} at a time, {result.seconds:.0f} s"
     skipped = f", {len(result.skipped)} skipped (too long)" if result.skipped else ""
     resumed = f", {result.resumed} of an interrupted run" if result.resumed else ""
-    lines = ["", f"  generated answers ({asked}{skipped}{resumed})"]
-    rows = {**result.tasks, "all": result.overall} if len(result.tasks) != 1 else dict(result.tasks)
-    looks = _table(rows, LOOKS)
-    legend = ["  n+m: m that the reference shows too"] if any("+" in line for line in looks) else []
-    whole = _table(rows, (*SCORES, *LOOKS))
-    if max(map(len, whole)) <= width:
-        return [*lines, *whole, *legend]
-    return [*lines, *_table(rows, SCORES), "", *looks, *legend]
+    title = f"generated answers ({asked}{skipped}{resumed})"
+    lines = ["", *textwrap.wrap(title, width, initial_indent="  ", subsequent_indent="    ")]
+    rows = [(_name(task), figures) for task, figures in result.tasks.items()]
+    if len(rows) != 1:
+        rows.append(("all", result.overall))
+    tables = _tables(rows, width)
+    legend = ["  n+m: m that the reference shows too"] if any("+" in line for line in tables) else []
+    return [*lines, *tables, *legend]
 
 
-def _table(rows: dict[str, GenerationFigures], columns: Sequence[Column]) -> list[str]:
-    cells = {visible(name): [cell(figures) for _, _, cell in columns] for name, figures in rows.items()}
-    labels = max(map(len, cells)) + 2
-    titles = [upper for upper, _, _ in columns], [lower for _, lower, _ in columns]
-    widths = [max(len(row[place]) for row in (*titles, *cells.values())) + 2 for place in range(len(columns))]
-    lines = []
-    for name, row in (("", titles[0]), ("", titles[1]), *cells.items()):
-        padded = (text.rjust(size) for text, size in zip(row, widths, strict=True))
-        lines.append(f"  {name:<{labels}}{''.join(padded)}".rstrip())
-    return lines
+def _name(task: str) -> str:
+    name = visible(task)
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+
+
+def _tables(rows: Sequence[tuple[str, GenerationFigures]], width: int) -> list[str]:
+    """As many columns side by side as fit."""
+    labels = 2 + max(len(name) for name, _ in rows)
+    lines: list[str] = []
+    empty = [line.ljust(labels) for line in ("", "", *(f"  {name}" for name, _ in rows))]
+    block = empty
+    for upper, lower, cell in COLUMNS:
+        texts = [upper, lower, *(cell(figures) for _, figures in rows)]
+        size = max(map(len, texts)) + 2
+        if len(block[0]) + size > width:
+            lines += [*(line.rstrip() for line in block), ""]
+            block = empty
+        block = [line + text.rjust(size) for line, text in zip(block, texts, strict=True)]
+    return lines + [line.rstrip() for line in block]
 
 
 def _ratio(value: float | None) -> str:
@@ -49,7 +60,7 @@ def _new(count: int, own: int) -> str:
     return f"{count}+{own}" if own else str(count)
 
 
-SCORES: tuple[Column, ...] = (
+COLUMNS: tuple[Column, ...] = (
     ("", "prompts", lambda figures: str(figures.prompts)),
     ("", "score", lambda figures: f"{figures.score:.3f}"),
     ("", "bf16", lambda figures: f"{figures.reference_score:.3f}"),
@@ -57,8 +68,6 @@ SCORES: tuple[Column, ...] = (
     ("", "lost", lambda figures: str(figures.lost)),
     ("", "won", lambda figures: str(figures.won)),
     ("McNemar", "p", lambda figures: f"{figures.mcnemar_p:.2g}"),
-)
-LOOKS: tuple[Column, ...] = (
     ("run-", "away", lambda figures: _new(figures.runaways, figures.reference_runaways)),
     ("", "empty", lambda figures: _new(figures.empty_answers, figures.reference_empty)),
     ("", "loop", lambda figures: _new(figures.loops, figures.reference_loops)),
