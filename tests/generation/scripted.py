@@ -43,7 +43,7 @@ class Script:
     reply: Callable[[str], Reply | None] = lambda _: None
     context_length: int = 4096
     quantization: str | None = None
-    tokenize_shift: int = 0
+    tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
     asked: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -125,8 +125,7 @@ def serve(script: Script) -> Iterator[str]:
             elif self.path == "/flush_cache":
                 self._send({})
             elif self.path == "/tokenize":
-                ids = [(byte + script.tokenize_shift) % 256 for byte in body["prompt"].encode()]
-                self._send({"tokens": ids})
+                self._send({"tokens": script.tokenize(body["prompt"])})
             elif self.path == "/detokenize":
                 self._send({"text": bytes(body["tokens"]).decode(errors="replace")})
             else:
