@@ -93,8 +93,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """A project without a baseline."""
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("BUILD_NUMBER", raising=False)
+    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
     reference, candidate = Toy(), Toy(noise=0.1, quantization="fp8")
     (pytester.path / "prompts.jsonl").write_text(PROMPTS)
     spared = "-p no:cacheprovider -p no:hypothesispytest -p no:anyio --assert=plain"

@@ -34,6 +34,7 @@ class Toy:
     swap_rows_from: int | None = None
     dies_after: int | None = None
     streams: Callable[[dict[str, Any]], Iterator[bytes]] | None = None
+    texts: bool = True
     requests: int = 0
     paths: list[str] = field(default_factory=list)
 
@@ -159,7 +160,7 @@ def serve(toy: Toy) -> Iterator[str]:
                 self._send({})
             elif self.path == "/tokenize":
                 self._send({"tokens": [1 + ord(letter) % (VOCABULARY - 1) for letter in body["prompt"]]})
-            elif self.path == "/detokenize":
+            elif self.path == "/detokenize" and toy.texts:
                 self._send({"text": "".join(chr(96 + token % 26) for token in body["tokens"])})
             else:
                 self._send({"error": "no such route"}, 404)
