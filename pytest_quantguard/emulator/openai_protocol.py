@@ -80,10 +80,20 @@ def chat_token_ids(body: Mapping[str, Json], tokenizer: TextTokenizer) -> list[i
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise openai_error("Every message must be an object with a role.")
     try:
-        text = tokenizer.render_chat([{**message, "content": content_text(message)} for message in messages])
+        text = tokenizer.render_chat(
+            [{**message, "content": content_text(message)} for message in messages], template_variables(body)
+        )
     except RequestRejectedError as error:
         raise openai_error(str(error)) from error
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def template_variables(body: Mapping[str, Json]) -> Mapping[str, Json]:
+    """`chat_template_kwargs`, SGLang's addition. Raises HttpError."""
+    variables = body.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, dict):
+        raise openai_error("chat_template_kwargs must be an object.")
+    return variables or {}
 
 
 def content_text(message: Mapping[str, Json]) -> str:

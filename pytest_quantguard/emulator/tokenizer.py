@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_quantguard.errors import ModelError, RequestRejectedError
+from pytest_quantguard.errors import ConfigError, ModelError, RequestRejectedError
+from pytest_quantguard.prompts.tokenizer import render_template
 
 CONTEXT_TOKENS = 5
 """Prompt tokens decoded in front of the output, so that no leading space is lost or invented (as SGLang)."""
@@ -28,6 +29,7 @@ class TextTokenizer:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception for every defect of the file
             raise ModelError(f"{path} cannot be loaded: {error}") from error
+        self._folder = folder
         self._settings = read_settings(folder)
         self._token_texts: dict[int, str] = {}
         self._byte_level = type(self._tokenizer.decoder).__name__ == "ByteLevel"
@@ -70,42 +72,20 @@ class TextTokenizer:
         return self.token_text(token_id).encode()
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object] | None = None
     ) -> str:
         """The prompt text of a conversation, through the model's own template, in jinja2's sandbox.
 
-        Raises RequestRejectedError without a template, without jinja2, or when the template refuses.
+        variables: further ones of the template. Raises RequestRejectedError without a template, without
+        jinja2, or when the template refuses.
         """
         template = self._settings.get("chat_template")
         if not isinstance(template, str):
             raise RequestRejectedError("this model has no chat template; send token ids or text to /generate")
         try:
-            from jinja2.exceptions import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise RequestRejectedError(
-                "chat templates need jinja2 on the emulator: pip install 'pytest-quantguard[emulator]'"
-            ) from error
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(
-            value, ensure_ascii=False, **options
-        )
-        environment.globals["raise_exception"] = raise_exception
-        variables = {
-            key: token_name(self._settings.get(key)) for key in ("bos_token", "eos_token", "pad_token")
-        }
-        try:
-            return environment.from_string(template).render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **variables
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise RequestRejectedError(f"the chat template cannot render these messages: {error}") from error
+            return render_template(template, messages, self._settings, variables or {}, self._folder)
+        except ConfigError as error:
+            raise RequestRejectedError(str(error)) from error
 
 
 def byte_of_character() -> dict[str, int]:
@@ -136,10 +116,3 @@ def read_settings(folder: Path) -> dict[str, Any]:
         named = {entry.get("name"): entry.get("template") for entry in settings["chat_template"]}
         settings["chat_template"] = named.get("default")
     return settings
-
-
-def token_name(setting: object) -> str:
-    """A special token of `tokenizer_config.json`: a string or an object with `content`."""
-    if isinstance(setting, Mapping):
-        setting = setting.get("content")
-    return setting if isinstance(setting, str) else ""

@@ -82,7 +82,7 @@ class ChatTokenizer:
                 f"The tokenizer of {self.folder} has no chat template (neither chat_template.jinja nor "
                 "chat_template in tokenizer_config.json). Add one there, or ask plain text instead of chat."
             )
-        return _render(self.template, messages, self._settings, variables, self.folder)
+        return render_template(self.template, messages, self._settings, variables, self.folder)
 
     def _begins_with_bos(self, text: str) -> bool:
         return bool(self.bos_token) and text.startswith(self.bos_token)
@@ -134,15 +134,18 @@ def _token_text(setting: object) -> str:
     return setting if isinstance(setting, str) else ""
 
 
-def _render(
+def render_template(
     template: str,
-    messages: Sequence[Message],
+    messages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
     variables: Mapping[str, object],
     folder: Path,
 ) -> str:
-    """Render as Hugging Face does: jinja2's immutable sandbox, trimmed blocks, `raise_exception`,
-    `strftime_now`.
+    """The text of a conversation, rendered as Hugging Face does: jinja2's immutable sandbox, trimmed blocks,
+    `raise_exception`, `strftime_now`, the special tokens of `tokenizer_config.json` (settings).
+
+    variables: override what the template is told, `add_generation_prompt` (True) and `tools` (None) included.
+    folder: for messages. Raises ConfigError for whatever the template does.
     """
     try:
         from jinja2 import TemplateError
