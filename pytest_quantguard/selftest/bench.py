@@ -18,7 +18,7 @@ from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Progress, Trial, TrialOptions
 from pytest_quantguard.measure.capture import accept
 from pytest_quantguard.results import CheckResult
-from pytest_quantguard.selftest.plan import SelftestPlan, rotate_prompts
+from pytest_quantguard.selftest.plan import SelftestPlan, shuffle_prompts
 from pytest_quantguard.serving.launch import RunningServer, start
 
 FAULTS_ROUTE = "/quantguard/faults"
@@ -47,17 +47,17 @@ class Bench:
     ) -> None:
         self._stack.close()
 
-    def trial(self, faults: Sequence[str] = (), *, places: int = 0) -> Trial:
-        """A trial of the candidate with these faults and no others switched on. places: by how many the
-        prompts are rotated.
+    def trial(self, faults: Sequence[str] = (), *, shuffle: int = 0) -> Trial:
+        """A trial of the candidate with these faults and no others switched on. shuffle: the seed of the
+        order in which prompts are asked; 0 is the suite's own.
         """
         server = self._server_with(faults)
         trial = Trial(self.plan.config, self.config_path, TrialOptions(self.output), self.progress)
         trial.once("server", lambda: server)
         baseline, accepted = self.plan.baseline, self.accepted
-        trial.once("baseline", lambda: rotate_prompts(baseline, places))
+        trial.once("baseline", lambda: shuffle_prompts(baseline, shuffle))
         if accepted is not None:
-            trial.once("accepted", lambda: rotate_prompts(accepted, places))
+            trial.once("accepted", lambda: shuffle_prompts(accepted, shuffle))
         return trial
 
     def accept(self, trial: Trial) -> Recording:

@@ -70,7 +70,7 @@ def plan_selftest(
     Raises ConfigError for a candidate in which faults cannot be switched on.
     """
     candidate = _emulated(config)
-    total = len(baseline.prompts)
+    total, whole = len(baseline.prompts), baseline.positions
     notes = []
     if prompts is not None and prompts < total:
         lengths = [prompt.token_ids.size for prompt in baseline.prompts]
@@ -89,8 +89,17 @@ def plan_selftest(
         notes.append(
             f"batch size {left_out} is left out: with {count} prompts it would be {max(sizes)} again"
         )
+    accuracy = config.accuracy
+    if baseline.positions < whole and accuracy.decision == "point":
+        accuracy = accuracy.model_copy(update={"decision": "proven_bad"})
+        notes.append(
+            f"a bound against BF16 counts as exceeded only where the whole interval is beyond it: {baseline.positions} "
+            f"positions scatter more than the {whole} that it was set for"
+        )
     if config.speed is not None:
         notes.append("nothing is timed: faults of speed are not tried")
+    if config.generation is not None:
+        notes.append("no text is generated: faults of generation are not tried")
     if config.self_consistency.repeat is not None:
         notes.append("self_consistency.repeat is left out")
     chunk_size = None
@@ -107,7 +116,9 @@ def plan_selftest(
     reduced = config.model_copy(
         update={
             "candidate": candidate,
+            "accuracy": accuracy,
             "speed": None,
+            "generation": None,
             "suite": config.suite.model_copy(update={"batch_sizes": sizes, "score_tokens": scored}),
             "self_consistency": config.self_consistency.model_copy(update={"repeat": None}),
         }
@@ -148,12 +159,15 @@ def shorten_spans(recording: Recording, score_tokens: int) -> Recording:
     )
 
 
-def rotate_prompts(recording: Recording, places: int) -> Recording:
-    """The recording as if its prompts had been asked in another order, so that batches are composed anew."""
-    if places == 0:
+def shuffle_prompts(recording: Recording, seed: int) -> Recording:
+    """The recording as if its prompts had been asked in another order, so that batches are composed anew.
+
+    seed: 0 keeps the order.
+    """
+    if seed == 0:
         return recording
-    indices = np.roll(np.arange(len(recording.prompts)), -places).tolist()
-    return select_prompts(recording, indices)
+    order = np.random.default_rng(seed).permutation(len(recording.prompts))
+    return select_prompts(recording, order.tolist())
 
 
 def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:

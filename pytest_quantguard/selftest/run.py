@@ -138,12 +138,12 @@ class _Selftest:
             self.accepted_run = "stored" if stored else "made from the clean candidate"
             bench.accepted = first.accepted() if stored else bench.accept(first)
         for run in range(2, runs + 1):
-            places = (run - 2) % len(bench.plan.baseline.prompts)
-            trial = bench.trial(places=places)
-            holds = _holds_in_any_order if places else lambda _: True
-            self._clean_run(trial, f"{run} of {runs}", places, holds)
+            shuffle = run - 2
+            trial = bench.trial(shuffle=shuffle)
+            holds = _holds_in_any_order if shuffle else lambda _: True
+            self._clean_run(trial, f"{run} of {runs}", shuffle, holds)
 
-    def _clean_run(self, trial: Trial, which: str, places: int, wanted: Callable[[Check], bool]) -> None:
+    def _clean_run(self, trial: Trial, which: str, shuffle: int, wanted: Callable[[Check], bool]) -> None:
         self.progress(f"clean run {which}")
         started = time.perf_counter()
         stages = [[check for check in stage if wanted(check)] for stage in self.bench.plan.stages()]
@@ -153,7 +153,7 @@ class _Selftest:
                 raise ConfigError(f"The clean candidate cannot be judged: {result.id}: {result.message}")
         alarms = [_check(result) for result in results if result.outcome in ("failed", "error")]
         self.alarmed.update(alarm.id for alarm in alarms)
-        order = f"rotated by {places}" if places else "as in the suite"
+        order = f"shuffled by seed {shuffle}" if shuffle else "as in the suite"
         seconds = round(time.perf_counter() - started, 2)
         self.clean.append(CleanRun(order=order, checks=len(results), alarms=alarms, seconds=seconds))
         said = f"{len(alarms)} FALSE ALARMS" if alarms else "no alarm"

@@ -12,9 +12,9 @@ from pytest_quantguard.config import GateConfig
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.selftest.plan import (
     plan_selftest,
-    rotate_prompts,
     select_prompts,
     shorten_spans,
+    shuffle_prompts,
     spread_over_lengths,
 )
 from tests.baseline.samples import make_recording
@@ -45,13 +45,16 @@ def test_fewer_prompts_and_positions_of_the_same_recording() -> None:
     )
 
 
-def test_rotation_keeps_prompts_and_rows_together() -> None:
+def test_another_order_keeps_prompts_and_rows_together() -> None:
     recording = make_recording(count=5)
-    turned = rotate_prompts(recording, 2)
-    assert [prompt.id for prompt in turned.prompts] == ["p2", "p3", "p4", "p0", "p1"]
+    ids = [prompt.id for prompt in recording.prompts]
+    turned = shuffle_prompts(recording, 2)
+    orders = {tuple(prompt.id for prompt in shuffle_prompts(recording, seed).prompts) for seed in range(18)}
+    assert len(orders) > 12
+    assert all(sorted(order) == ids for order in orders)
     for prompt, rows in zip(turned.prompts, turned.cells[CellKey("prefill", 8)].rows, strict=True):
         np.testing.assert_array_equal(prompt.span_ids, rows.chosen_ids)
-    assert rotate_prompts(recording, 0) is recording
+    assert shuffle_prompts(recording, 0) is recording
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,21 @@ def test_every_check_but_timing_is_judged_once_and_in_stages() -> None:
     assert names[4] == ["self_consistency[decode-bs1-warm_cache]"]
     assert any("repeat is left out" in note for note in plan.notes)
     assert any("nothing is timed" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("prompts", "scored"), [(3, None), (None, 4), (3, 4)])
+def test_bounds_set_for_the_whole_suite_are_judged_by_intervals_on_a_part(
+    prompts: int | None, scored: int | None
+) -> None:
+    recording, config = make_recording(count=5, span=6), config_of([1])
+    plan = plan_selftest(config, recording, prompts=prompts, score_tokens=scored)
+    assert plan.config.accuracy.decision == "proven_bad"
+    assert any("whole interval" in note for note in plan.notes)
+    bounds = plan.config.accuracy.bounds_of("prefill", 1)
+    assert bounds == config.accuracy.bounds_of("prefill", 1)
+    whole = plan_selftest(config, recording, prompts=5, score_tokens=6)
+    assert whole.config.accuracy.decision == "point"
+    assert not any("whole interval" in note for note in whole.notes)
 
 
 def test_a_chunk_is_shorter_than_the_longest_text_unless_the_config_says() -> None:

@@ -77,7 +77,7 @@ def fault(result: SelftestResult, name: str) -> FaultResult:
 
 def test_no_false_alarm(result: SelftestResult) -> None:
     assert [run.alarms for run in result.clean] == [[], [], []]
-    assert [run.order for run in result.clean] == ["as in the suite", "as in the suite", "rotated by 1"]
+    assert [run.order for run in result.clean] == ["as in the suite", "as in the suite", "shuffled by seed 1"]
     # Without an accepted run, with one, and in another order, which a divergence from it cannot stand.
     counts = [run.checks for run in result.clean]
     assert counts[1] - counts[0] == 4
