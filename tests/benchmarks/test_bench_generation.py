@@ -48,8 +48,8 @@ def test_resume_file(tmp_path: Path, tokens: int) -> None:
         assert len(file.known) == count
     read = time.perf_counter() - start
     print(
-        f"\nanswers of {tokens} tokens: {kept / count * 1e6:.0f} us to keep one, {read / count * 1e6:.0f} us to "
-        f"read one, {path.stat().st_size / count:.0f} bytes each"
+        f"\nanswers of {tokens} tokens: {kept / count * 1e6:.0f} us to keep one, "
+        f"{read / count * 1e6:.0f} us to read one, {path.stat().st_size / count:.0f} bytes each"
     )
 
 
