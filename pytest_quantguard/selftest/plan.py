@@ -93,8 +93,8 @@ def plan_selftest(
     if baseline.positions < whole and accuracy.decision == "point":
         accuracy = accuracy.model_copy(update={"decision": "proven_bad"})
         notes.append(
-            f"a bound against BF16 counts as exceeded only where the whole interval is beyond it: {baseline.positions} "
-            f"positions scatter more than the {whole} that it was set for"
+            "a bound against BF16 counts as exceeded only where the whole interval is beyond it: "
+            f"{baseline.positions} positions scatter more than the {whole} that it was set for"
         )
     if config.speed is not None:
         notes.append("nothing is timed: faults of speed are not tried")
