@@ -17,6 +17,7 @@ from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.speed import time_cell
+from pytest_quantguard.gate.speed_times import Prepared, prepare_cell
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.report.visible import visible_lines
 from pytest_quantguard.results import CheckResult
@@ -79,9 +80,9 @@ class GateItem(pytest.Item):
 
     gate: Gate
 
-    def reportinfo(self) -> tuple[Path, None, str]:
-        """No line: there is no code to look at."""
-        return self.config.rootpath / self.gate.name, None, self.name
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """There is no code to look at; pytest wants a line where other plugins skip or warn."""
+        return self.config.rootpath / self.gate.name, 0, self.name
 
 
 class CheckItem(GateItem):
@@ -134,14 +135,17 @@ class JudgedCheck(CheckItem):
 
 
 class TimedCheck(CheckItem, pytest.Function):
-    """A check of time, run by pytest-benchmark's `benchmark` fixture."""
+    """A check of time, run by pytest-benchmark's `benchmark` fixture. Setup makes ready what it needs."""
+
+    prepared: Prepared | None = None
 
     @classmethod
     def of(cls, gate: Gate, check: Check) -> TimedCheck:
         """The item of `check`."""
 
         def timed(benchmark: Any) -> CheckResult:
-            return time_cell(gate.trial, check, benchmark)
+            assert item.prepared is not None
+            return time_cell(gate.trial, check, item.prepared, benchmark)
 
         def untimed() -> None:
             """Stands in where the fixture does not exist; setup refuses before it is called."""
@@ -152,7 +156,7 @@ class TimedCheck(CheckItem, pytest.Function):
         return item
 
     def setup(self) -> None:
-        """Refuse where nothing could be timed; start the server before the clock."""
+        """Refuse where nothing could be timed; start servers and warm up before the clock."""
         if self.config.getoption("benchmark_disable", False):
             pytest.skip("--benchmark-disable: not timed")
         with _told_plainly(self):
@@ -167,7 +171,8 @@ class TimedCheck(CheckItem, pytest.Function):
                     "Timing needs pytest-benchmark, which is switched off (-p no:benchmark). Switch it on, "
                     "or set `speed: null` in the config."
                 )
-            self.gate.trial.server()
+            assert self.check.speed is not None
+            self.prepared = prepare_cell(self.gate.trial, *self.check.speed)
         super().setup()
 
     def runtest(self) -> None:

@@ -8,21 +8,22 @@ from typing import Any
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.speed_judge import judge_times
 from pytest_quantguard.gate.speed_message import describe_speed
-from pytest_quantguard.gate.speed_times import Timed, speed_config, take_times
+from pytest_quantguard.gate.speed_times import Prepared, Timed, speed_config, take_times
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.results import CheckResult, Outcome, SpeedResult
 from pytest_quantguard.stats.figures import FIGURES
 from pytest_quantguard.stats.speed import median_interval
 
 
-def time_cell(trial: Trial, check: Check, benchmark: Any) -> CheckResult:
-    """Time the cell of `check` with pytest-benchmark's fixture and judge it.
+def time_cell(trial: Trial, check: Check, prepared: Prepared, benchmark: Any) -> CheckResult:
+    """Time what was prepared for `check` with pytest-benchmark's fixture, and judge it.
 
-    A test that is run again measures again. Raises `QuantguardError` where it cannot be timed at all.
+    Raises `QuantguardError` where the server ends meanwhile.
     """
     assert check.speed is not None
     name, level = check.speed
-    timed = take_times(trial, name, level, benchmark)
+    benchmark.group = f"{trial.config.name}: {name}"
+    timed = take_times(prepared, speed_config(trial), benchmark)
     trial.keep(("speed", name, level), timed)
     result = _result(trial, check, timed)
     benchmark.extra_info.update(

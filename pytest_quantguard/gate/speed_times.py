@@ -5,6 +5,7 @@ The requests are sent by `measure/load/`; what the times mean is judged in `spee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,35 +69,44 @@ def known_fingerprint(trial: Trial) -> dict[str, Fingerprint]:
     return {"fingerprint": known[0]} if known else {}
 
 
-def take_times(trial: Trial, name: str, level: Level, benchmark: Any) -> Timed:
-    """Warm up, then time the rounds with pytest-benchmark's fixture, those of the reference beside or before.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A cell that is warm and can be timed. servers: those that run meanwhile."""
+
+    load: Load
+    reference: Load | None
+    paired: bool
+    servers: tuple[RunningServer, ...]
+
+
+def prepare_cell(trial: Trial, name: str, level: Level) -> Prepared:
+    """Start what is needed, make the requests and warm up; the reference is measured now if it must be alone.
 
     Raises `QuantguardError` where that is not possible: server, replay file, context, file descriptors.
     """
     speed = speed_config(trial)
-    others: Load | None = None
-    paired = False
+    reference, paired = None, False
     if _needs_reference(speed, name, level):
         paired = _side_by_side(trial, speed)
-        others = (
-            _load(trial, trial.reference_server(), trial.config.reference, name, level)
-            if paired
-            else _reference_in_turn(trial)[name, level]
-        )
+        reference = _beside(trial, name, level) if paired else _in_turn(trial)[name, level]
     server = trial.server()
     server.check_alive()
     fingerprint_of(trial)
     load = _load(trial, server, trial.config.candidate, name, level)
     load.warm_up(speed.warmup_rounds, trial.progress)
-    if paired and others is not None:
-        others.warm_up(speed.warmup_rounds, trial.progress)
-    servers = [server, trial.reference_server()] if paired else [server]
-    benchmark.group = f"{trial.config.name}: {name}"
+    if paired and reference is not None:
+        reference.warm_up(speed.warmup_rounds, trial.progress)
+    return Prepared(load, reference, paired, (server, trial.reference_server()) if paired else (server,))
+
+
+def take_times(prepared: Prepared, speed: SpeedConfig, benchmark: Any) -> Timed:
+    """The rounds, timed with pytest-benchmark's fixture; of the reference beside it one before each."""
+    load, beside = prepared.load, prepared.reference if prepared.paired else None
 
     def before() -> None:
-        if paired and others is not None:
-            others.prepare()
-            others.run()
+        if beside is not None:
+            beside.prepare()
+            beside.run()
         load.prepare()
 
     def measured() -> None:
@@ -105,13 +115,18 @@ def take_times(trial: Trial, name: str, level: Level, benchmark: Any) -> Timed:
         if load.failed > speed.allowed_errors:
             raise TooManyErrorsError
 
-    with Watch(lambda: _own_seconds(servers), gpus=is_loopback(server.url)) as watch:
+    server = prepared.servers[0]
+    with Watch(lambda: _own_seconds(prepared.servers), gpus=is_loopback(server.url)) as watch:
         try:
             benchmark.pedantic(measured, setup=before, rounds=speed.rounds, iterations=1, warmup_rounds=0)
         except TooManyErrorsError:
             server.check_alive()
     assert watch.state is not None
-    return Timed(load, others, paired, watch.state)
+    return Timed(load, prepared.reference, prepared.paired, watch.state)
+
+
+def _beside(trial: Trial, name: str, level: Level) -> Load:
+    return _load(trial, trial.reference_server(), trial.config.reference, name, level)
 
 
 def _load(trial: Trial, server: RunningServer, config: ServerConfig | None, name: str, level: Level) -> Load:
@@ -162,7 +177,7 @@ def _require_context(workload: Workload, context_length: int | None, scenario: S
         )
 
 
-def _reference_in_turn(trial: Trial) -> dict[tuple[str, Level], Load]:
+def _in_turn(trial: Trial) -> dict[tuple[str, Level], Load]:
     """All cells of the reference, measured at once while the candidate is stopped."""
 
     def measure() -> dict[tuple[str, Level], Load]:
@@ -211,7 +226,7 @@ def _needs_reference(speed: SpeedConfig, name: str, level: Level) -> bool:
     return scored or speed.rules_of(name, level).min_speedup_vs_reference is not None
 
 
-def _own_seconds(servers: list[RunningServer]) -> float | None:
+def _own_seconds(servers: Sequence[RunningServer]) -> float | None:
     used = [server.cpu_seconds() for server in servers]
     known = [seconds for seconds in used if seconds is not None]
     return sum(known) if len(known) == len(used) else None

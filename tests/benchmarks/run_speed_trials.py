@@ -1,10 +1,11 @@
 """False and true alarms of the speed verdict on this machine: many runs of one emulator, each a new process.
 
-    python -m tests.benchmarks.run_speed_trials OUTPUT.json [CLEAN_RUNS] [SLOW_RUNS]
+    python -m tests.benchmarks.run_speed_trials OUTPUT.json [CLEAN_RUNS] [SLOW_RUNS] [SECONDS]
 
 Every clean run is held against the clean run before it (nothing changed); every slow run, in which the
 emulator pauses for 10 % of each step, against the clean run before it. The raw rounds go to OUTPUT.json, the
-table to standard output. Takes some minutes; the rules are those of the gate.
+table to standard output. Takes some minutes; after SECONDS it stops, and goes on when called again. The rules
+are those of the gate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -90,18 +92,19 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
             lines.append(f"{name:<20}{rules:<22}" + "".join(f"{counts[status]:>14}" for status in statuses))
     scatters = sorted(scatter(one["times"]) for one in (*clean, *slow))
     lines.append(
-        f"scatter of a run: median {scatters[len(scatters) // 2]:.1%}, largest {scatters[-1]:.1%}; disturbed runs: "
-        f"{sum(bool(one['disturbances']) for one in (*clean, *slow))} of {len(scatters)}"
+        f"scatter of a run: median {scatters[len(scatters) // 2]:.1%}, largest {scatters[-1]:.1%}; "
+        f"disturbed: {sum(bool(one['disturbances']) for one in (*clean, *slow))} of {len(scatters)}"
     )
     return lines
 
 
-def main(output: Path, clean_runs: int = 51, slow_runs: int = 20) -> None:
-    runs: dict[str, list[dict[str, Any]]] = {"clean": [], "slow": []}
+def main(output: Path, clean_runs: int = 51, slow_runs: int = 20, seconds: int = 3600) -> None:
+    began = time.monotonic()
+    runs = json.loads(output.read_text()) if output.exists() else {"clean": [], "slow": []}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(clean_runs):
+        while len(runs["clean"]) < clean_runs and time.monotonic() - began < seconds:
             runs["clean"].append(run(Path(folder), []))
-            if number < slow_runs:
+            if len(runs["slow"]) < slow_runs:
                 runs["slow"].append(run(Path(folder), [SLOW]))
             output.write_text(json.dumps(runs))
     print("\n".join(table(runs)))

@@ -59,7 +59,7 @@ class StreamReader:
         received = self.arrivals[-1][1] if self.arrivals else 0
         if not self._done:
             raise StreamError(f"the stream ended early, after {received} of {output_tokens} tokens")
-        meta = _meta_of(self._last)
+        meta = _meta_of(self._last) if received else {}
         if received != output_tokens:
             reason = meta.get("finish_reason")
             raise StreamError(f"{received} of {output_tokens} tokens came, finish_reason {reason}")

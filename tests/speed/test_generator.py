@@ -1,0 +1,200 @@
+"""The load generator against scripted servers: figures, concurrency, and everything a server can do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.measure.load.generator import Round, Target, require_descriptors, run_round
+from pytest_quantguard.measure.load.workload import LoadRequest, Workload
+from pytest_quantguard.stats.figures import round_figures
+from tests.speed.streaming import CLOSE, DONE, Script, asked_tokens, event, serve, whole
+
+FIRST, GAP = 0.05, 0.02
+
+
+def workload(count: int = 4, tokens: int = 5, offsets: tuple[float, ...] | None = None) -> Workload:
+    requests = tuple(LoadRequest((number + 1, 7, 8), tokens) for number in range(count))
+    return Workload("test", requests, offsets, 0, "digest")
+
+
+def ask(script: Script, concurrency: int = 4, status: int = 200, **limits: float) -> Round:
+    with serve(script, status) as server:
+        return run_round(Target(server.url, **limits), workload(), concurrency)
+
+
+def test_ttft_itl_and_tpot_are_those_of_a_server_with_known_delays() -> None:
+    """Never less than the delays; and the quickest request shows what the server's own clock says."""
+    with serve(partial(whole, first=FIRST, gap=GAP)) as server:
+        done = run_round(Target(server.url), workload(count=6), 1)
+    assert done.errors == []
+    late = []
+    for timing, written in zip(done.timings, server.written, strict=True):
+        assert timing.ttft >= FIRST
+        assert timing.tpot is not None
+        assert timing.tpot * 4 >= 4 * GAP - 1e-3
+        assert sum(timing.itl) == pytest.approx(timing.e2e_latency - timing.ttft)
+        late += [arrival - sent for (arrival, _), sent in zip(timing.arrivals, written, strict=False)]
+    assert min(late) > -1e-3, "no token arrives before it is written"
+    assert sorted(late)[len(late) // 2] < GAP, "half of the tokens are noted before the next one is written"
+    figures = round_figures(done.timings, done.duration)
+    assert figures["median_ttft_ms"] >= 1000 * FIRST
+    assert figures["mean_itl_ms"] >= 1000 * GAP - 1
+    assert figures["output_throughput"] == pytest.approx(30 / done.duration)
+    assert done.duration >= 6 * (FIRST + 4 * GAP)
+
+
+@pytest.mark.parametrize("level", [1, 3, 64])
+def test_concurrency_is_kept_and_reached(level: int) -> None:
+    """Each answer waits until as many requests are there as may be, so that none can be missed."""
+    target = min(level, 12)
+
+    async def gathered(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        while not full.is_set():
+            if server.now >= target:
+                full.set()
+            await asyncio.sleep(0.001)
+        async for part in whole(body):
+            yield part
+
+    full = asyncio.Event()
+    with serve(gathered) as server:
+        done = run_round(Target(server.url), workload(count=12), level)
+    assert done.errors == []
+    assert len(done.timings) == 12
+    assert server.most == target
+
+
+def test_open_loop_keeps_its_times() -> None:
+    offsets = (0.0, 0.05, 0.1, 0.15)
+    with serve(whole) as server:
+        done = run_round(Target(server.url), workload(offsets=offsets), 4)
+    sent = [timing.sent for timing in done.timings]
+    assert all(later - sent[0] >= offset - 0.01 for later, offset in zip(sent, offsets, strict=True))
+    assert done.duration >= 0.14
+
+
+def test_the_key_is_sent_and_the_request_is_greedy_and_exact() -> None:
+    bodies = []
+
+    def remember(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        bodies.append(body)
+        return whole(body)
+
+    with serve(remember) as server:
+        run_round(Target(server.url, api_key="secret"), workload(), 2)
+    assert all("authorization: bearer secret" in head.lower() for head in server.headers)
+    sampling = {"temperature": 0.0, "max_new_tokens": 5, "ignore_eos": True}
+    assert all(body["sampling_params"] == sampling and body["stream"] is True for body in bodies)
+
+
+async def short(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(1, 3, body)
+    yield event(3, 3, body)
+    yield DONE
+
+
+async def half_way(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(2, asked_tokens(body), body)
+
+
+async def closes(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(2, asked_tokens(body), body)
+    await asyncio.sleep(0.05)
+    yield CLOSE
+
+
+async def stalls(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(2, asked_tokens(body), body)
+    await asyncio.sleep(30)
+
+
+async def reports(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(1, asked_tokens(body), body)
+    yield b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    yield DONE
+
+
+async def other_prompt(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield event(asked_tokens(body), asked_tokens(body), {"input_ids": [1] * 9})
+    yield DONE
+
+
+async def nonsense(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    assert body
+    yield b"data: hello\n\n"
+    yield DONE
+
+
+async def nothing_at_all(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    assert body
+    yield CLOSE
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "said"),
+    [
+        (short, {}, "3 of 5 tokens came, finish_reason {'type': 'length', 'length': 3}"),
+        (half_way, {}, "the stream ended early, after 2 of 5 tokens"),
+        (closes, {}, "the connection closed after 2 of 5 tokens"),
+        (stalls, {"stall_timeout": 0.2}, "stalled: no byte came for 0.2 s (speed.stall_timeout)"),
+        (partial(whole, first=5.0), {"request_timeout": 0.2}, "not finished within 0.2 s (request_timeout)"),
+        (reports, {}, "the server reported: out of memory"),
+        (other_prompt, {}, "the server counts 9 prompt tokens, 3 were sent"),
+        (nonsense, {}, "0 of 5 tokens came"),
+        (nothing_at_all, {}, "the connection closed after 0 of 5 tokens"),
+    ],
+)
+def test_bad_answers_are_counted_with_their_reason(
+    script: Script, limits: dict[str, float], said: str
+) -> None:
+    done = ask(script, **limits)
+    assert len(done.errors) == 4
+    assert all(said in error for error in done.errors), done.errors
+    assert round_figures(done.timings, done.duration) == {"duration": done.duration}
+
+
+def test_an_error_status_is_counted_with_the_servers_words() -> None:
+    async def refuse(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        assert body
+        yield b'{"error": {"message": "too many requests"}}'
+
+    assert ask(refuse, status=503).errors == ["status 503: too many requests"] * 4
+
+
+def test_some_bad_requests_leave_the_figures_of_the_others() -> None:
+    def mixed(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        return short(body) if body["input_ids"][0] == 2 else whole(body)
+
+    done = ask(mixed)
+    assert len(done.errors) == 1
+    figures = round_figures(done.timings, done.duration, slo_ms={"ttft": 1e6})
+    assert figures["output_throughput"] == pytest.approx(15 / done.duration)
+    assert figures["slo_attainment"] == 0.75, "a request that failed met nothing"
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = run_round(Target(f"http://127.0.0.1:{port}"), workload(), 4)
+    assert len(done.errors) == 4
+    assert all("Cannot connect to host" in error for error in done.errors)
+
+
+def test_more_connections_than_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    require_descriptors(8)
+    with pytest.raises(
+        ConfigError, match=r"500 requests at once need about \d+ file descriptors; this process "
+    ):
+        run_round(Target("http://127.0.0.1:1"), workload(), 500)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    require_descriptors(10**6)
