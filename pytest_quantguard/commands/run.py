@@ -17,6 +17,9 @@ and write .quantguard/<name>/result.json. What follows -- goes to pytest.
 
 The same as: pytest --quantguard-config=CONFIG ..."""
 
+QUIET = ("-W", "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning")
+"""This package is imported before pytest starts here, and has no assertions to rewrite."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
@@ -46,7 +49,7 @@ def run_gate(arguments: argparse.Namespace, extra: Sequence[str]) -> int:
     words += [f"--quantguard-output={arguments.output}"] if arguments.output else []
     words += [f"--quantguard-repeats={arguments.repeats}"] if arguments.repeats is not None else []
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        code = pytest.main([*words, *extra, *arguments.pytest_arguments])
+        code = pytest.main([*QUIET, *words, *extra, *arguments.pytest_arguments])
     if arguments.json:
         output = arguments.output or Path(".quantguard")
         print_json([read_result(output / config.name).model_dump(mode="json") for config in configs])

@@ -263,7 +263,11 @@ class Trial:
 
     def _read_baseline(self) -> Recording:
         path, suite = self.baseline_folder(), self.config.suite
-        recording = read_recording(path)
+        try:
+            recording = read_recording(path)
+        except BaselineError as error:
+            said = str(error).replace("quantguard capture CONFIG", self.capture_command)
+            raise BaselineError(said) from error
         reference = self.config.reference
         model_path = (
             None if reference is None or isinstance(reference, AttachServer) else reference.model_path
