@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import pytest_quantguard
 from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.report.annotations import workflow_commands
@@ -110,13 +110,9 @@ class GateHooks:
         self.remarks: list[str] = []
 
     def pytest_report_header(self) -> list[str]:
-        """One line per config."""
+        """What each config puts on trial."""
         try:
-            return [
-                f"quantguard {pytest_quantguard.__version__}: {trial.config.name} ({trial.config_path}), "
-                f"baseline {trial.config.baseline}"
-                for trial in self.state.trials()
-            ]
+            return [line for trial in self.state.trials() for line in header_lines(trial)]
         except ConfigError:
             return [f"quantguard: {', '.join(map(str, self.state.options.config_paths))}"]
 

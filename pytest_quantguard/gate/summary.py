@@ -49,7 +49,7 @@ def summarize(trial: Trial) -> TrialResult:
         config_path=str(trial.config_path),
         config=_without_secrets(trial.config.model_dump(mode="json")),
         started=trial.started.isoformat(timespec="seconds"),
-        candidate=_server(trial),
+        candidate=describe_candidate(trial),
         baseline_path=shown_path(trial.config.baseline),
         baseline=_manifest(trial.known_baseline()),
         accepted=_manifest(trial.known_accepted()),
@@ -62,7 +62,8 @@ def summarize(trial: Trial) -> TrialResult:
     )
 
 
-def _server(trial: Trial) -> ServerResult:
+def describe_candidate(trial: Trial) -> ServerResult:
+    """The server on trial by its config, and by what it says of itself once it runs."""
     config, running = trial.config.candidate, trial.running_server()
     said: dict[str, Any] = asdict(running.capabilities) if running is not None else {}
     command = running.command if running is not None else None

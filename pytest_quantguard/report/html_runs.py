@@ -40,7 +40,7 @@ def environment(result: RunResult) -> Html:
     for title, manifest in (("Baseline", result.baseline), ("Accepted run", result.accepted)):
         if manifest is not None:
             facts = {key: manifest.get(key) for key in ("name", "created", "package_version")}
-            facts |= {f"model {key}": value for key, value in manifest.get("model", {}).items()}
+            facts |= manifest.get("model", {})
             parts += [tag("h3", title), _facts(facts), _folded("Its manifest", manifest)]
     times = {"started": result.started, "finished": result.finished, "seconds": result.seconds}
     parts += [tag("h3", "Run"), _facts({**result.environment, **times, "config": result.config_path})]
@@ -60,6 +60,8 @@ def _facts(facts: Mapping[str, Any]) -> Html:
 def _fact(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_fact(item)}" for key, item in value.items())
     return str(value)
 
 

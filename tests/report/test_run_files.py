@@ -45,6 +45,13 @@ def test_every_run_leaves_its_files_and_a_line(captured: Project, monkeypatch: p
     )
     for outcome in (first, second):
         outcome.stdout.no_fnmatch_line("::*")
+        outcome.stdout.fnmatch_lines(
+            [
+                "quantguard *: toy (gate.yaml)",
+                "  candidate: attach, * fp8; device: that of http://127.0.0.1:*",
+                "  baseline: baseline",
+            ]
+        )
 
 
 def test_annotations_inside_actions(captured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
