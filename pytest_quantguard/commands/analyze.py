@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json
+from pytest_quantguard.commands import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
-    from pytest_quantguard.prompts.analysis import Analysis, Encode
+    from pytest_quantguard.prompts.analysis import Analysis, Encode, MixDistance
 
 NAME = "analyze"
 SUMMARY = "say what is in a prompt set"
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-prompt-tokens", type=int, default=512, help="their longest (default: %(default)s)"
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with plots")
     parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
 
 
@@ -47,16 +48,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
     encode = _encoder(arguments.tokenizer)
     analysis = _analyze(arguments.prompts, arguments, encode)
-    against = None
-    if arguments.against:
-        against = (arguments.against, distance(analysis, _analyze(arguments.against, arguments, encode)))
+    other = _analyze(arguments.against, arguments, encode) if arguments.against else None
+    against = None if other is None else (other, distance(analysis, other))
+    if arguments.html is not None:
+        _write_html(arguments.html, analysis, against)
     if arguments.json:
         found = analysis.to_json()
         if against is not None:
-            found["against"] = {"name": against[0], **against[1].to_json()}
+            found["against"] = {"name": against[0].name, **against[1].to_json()}
         print_json(found)
     else:
-        print(format_analysis(analysis, against))
+        print(format_analysis(analysis, None if against is None else (against[0].name, against[1])))
     return ExitCode.DONE
 
 
@@ -70,6 +72,14 @@ def _analyze(prompts: str, arguments: argparse.Namespace, encode: Encode | None)
     else:
         found = read_prompts(Path(prompts))
     return analyze(found, name=prompts, encode=encode)
+
+
+def _write_html(path: Path, analysis: Analysis, against: tuple[Analysis, MixDistance] | None) -> None:
+    from pytest_quantguard.report.html_analysis import render_analysis
+    from pytest_quantguard.results import write_whole
+
+    write_whole(path, render_analysis(analysis, against).encode(), "The page")
+    tell(f"page written to {path}")
 
 
 def _encoder(folder: Path | None) -> Encode | None:

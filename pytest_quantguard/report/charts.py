@@ -132,8 +132,46 @@ def scatter(title: str, description: str, marks: Sequence[Mark], *, labels: tupl
     return _figure(title, description, drawn, [], "equal in both")
 
 
+def bars(
+    title: str,
+    description: str,
+    rows: Sequence[tuple[str, Sequence[float]]],
+    *,
+    names: Sequence[str],
+    label: str,
+) -> Html:
+    """Horizontal bars of shares, 0 to 1: a row for each name, in it a bar for each of `names`."""
+    thick = 9
+    step = thick * len(names) + 8
+    height = TOP + step * len(rows) + BOTTOM
+    axis = Axis(0, max((value for _, values in rows for value in values), default=0) or 1, 96, WIDTH - RIGHT)
+    drawn: list[Child] = []
+    for value, text in axis.ticks():
+        at = axis.at(value)
+        drawn.append(tag("path", d=f"M{at} {TOP}V{height - BOTTOM}", class_="grid"))
+        drawn.append(tag("text", text, x=at, y=height - BOTTOM + 17, text_anchor="middle"))
+    for place, (name, values) in enumerate(rows):
+        top = TOP + step * place
+        drawn.append(tag("text", name, x=90, y=top + step / 2, text_anchor="end"))
+        for number, value in enumerate(values):
+            at = top + thick * (number + 0.5) + 2
+            line = f"M96 {at}H{axis.at(value)}"
+            told = tag("title", f"{name}, {names[number]}: {value:.1%}")
+            drawn.append(
+                tag("path", told, d=line, class_=f"series s{number}", style=f"stroke-width:{thick - 2}")
+            )
+    drawn.append(tag("text", label, x=(96 + WIDTH) / 2, y=height - 8, text_anchor="middle", class_="label"))
+    return _figure(title, description, drawn, names if len(names) > 1 else [], height=height)
+
+
 def _figure(
-    title: str, description: str, drawn: Sequence[Child], names: Sequence[str], reference: str | None = None
+    title: str,
+    description: str,
+    drawn: Sequence[Child],
+    names: Sequence[str],
+    reference: str | None = None,
+    *,
+    height: float = HEIGHT,
 ) -> Html:
     """The drawing with its caption and legend; what it shows is said in words to those who cannot see it."""
     legend = [
@@ -145,7 +183,7 @@ def _figure(
     drawing = tag(
         "svg",
         *drawn,
-        viewbox=f"0 0 {WIDTH} {HEIGHT}",
+        viewbox=f"0 0 {WIDTH} {height}",
         role="img",
         aria_label=f"{title}. {description}",
     )

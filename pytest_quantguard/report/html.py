@@ -7,6 +7,7 @@ security policy forbids the page to load or run anything all the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 
 from pytest_quantguard.report import html_accuracy, html_generation, html_runs, html_speed
@@ -37,14 +38,19 @@ def render_html(result: RunResult, *, changes: tuple[str, str] | None = None) ->
         ("llama-cpp", "In the language of llama.cpp", html_accuracy.llama_cpp(result)),
         ("checks", "All checks", html_runs.checks(result)),
     ]
-    shown = [(anchor, title, body) for anchor, title, body in sections if body is not None]
-    links = tag("ul", [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in shown])
+    return page(f"{result.verdict}: {result.name}", _title(result), sections, _origin(result))
+
+
+def page(title: str, heading: str, sections: Sequence[tuple[str, str, Html | None]], origin: str) -> str:
+    """A whole page of (anchor, title, body); sections without a body are left out."""
+    shown = [(anchor, name, body) for anchor, name, body in sections if body is not None]
+    links = tag("ul", [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name, _ in shown])
     body = tag(
         "body",
-        tag("a", "To the verdict", href="#verdict", class_="skip"),
-        tag("header", tag("h1", _title(result)), tag("nav", links, aria_label="Sections")),
+        tag("a", f"To: {shown[0][1]}", href=f"#{shown[0][0]}", class_="skip"),
+        tag("header", tag("h1", heading), tag("nav", links, aria_label="Sections")),
         tag("main", [_section(*section) for section in shown]),
-        tag("footer", tag("p", _origin(result), class_="soft small")),
+        tag("footer", tag("p", origin, class_="soft small")),
     )
     head = tag(
         "head",
@@ -52,7 +58,7 @@ def render_html(result: RunResult, *, changes: tuple[str, str] | None = None) ->
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{result.verdict}: {result.name}"),
+        tag("title", title),
         tag("style", Html(_style())),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

@@ -47,6 +47,21 @@ def test_analyze_as_text(evaluation: str, capsys: pytest.CaptureFixture[str]) ->
     assert "distance from builtin" in printed
 
 
+def test_analyze_as_a_page(evaluation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "sub" / "page.html"
+    hostile = tmp_path / "<b>x.jsonl"
+    hostile.write_text('{"task": "<script>alert(1)</script>", "text": "a\\u202eb <img src=x> c"}\n')
+    assert run(analyze, evaluation, "--against", str(hostile), "--html", str(page)) == 0
+    assert f"page written to {page}" in capsys.readouterr().err
+    markup = page.read_text(encoding="utf-8")
+    assert "<script" not in markup
+    assert "<img" not in markup
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in markup
+    for title in ("Share of each task", "Tokens of a prompt", "Low-meaning text by task"):
+        assert f"<figcaption>{title}</figcaption>" in markup
+    assert f"<title>fwe, {evaluation}: 20.0%</title>" in markup
+
+
 def test_analyze_as_json(evaluation: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run(
