@@ -30,6 +30,7 @@ from pytest_quantguard.commands import (
     selftest,
     sensitivity,
     suggest,
+    tell,
 )
 from pytest_quantguard.errors import ConfigError, QuantguardError
 
@@ -118,10 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.execute(arguments))
     except ConfigError as error:
-        print(f"quantguard: {error}", file=sys.stderr)
+        tell(f"quantguard: {error}")
         return ExitCode.USAGE
     except QuantguardError as error:
-        print(f"quantguard: {error}", file=sys.stderr)
+        tell(f"quantguard: {error}")
         return ExitCode.IMPOSSIBLE
     except KeyboardInterrupt:
         print("quantguard: interrupted", file=sys.stderr)

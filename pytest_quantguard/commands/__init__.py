@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_quantguard.report.progress import ThrottledLines
 
 
 class ExitCode(enum.IntEnum):
@@ -26,4 +29,13 @@ def print_json(value: Any) -> None:
 
 def tell(line: str) -> None:
     """Progress and remarks, on stderr so that stdout stays for results."""
-    print(line, file=sys.stderr, flush=True)
+    from pytest_quantguard.report.visible import visible_lines
+
+    print(visible_lines(line), file=sys.stderr, flush=True)
+
+
+def progress_lines() -> ThrottledLines:
+    """Progress of long work: a line every 3 s for who watches, every 30 s in a log."""
+    from pytest_quantguard.report.progress import ThrottledLines, seconds_between
+
+    return ThrottledLines(tell, 3.0 if sys.stderr.isatty() else seconds_between(0, watched=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, print_json, progress_lines
 
 NAME = "capture"
 SUMMARY = "record the BF16 baseline of a config"
@@ -39,11 +39,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.config_file import load_config
     from pytest_quantguard.gate.capture import record_baseline, record_generation, recorded_folder
     from pytest_quantguard.gate.trial import Trial, TrialOptions
-    from pytest_quantguard.report.progress import ThrottledLines
 
     config = load_config(arguments.config)
     options = TrialOptions((arguments.output / config.name).absolute(), push=arguments.push)
-    trial = Trial(config, arguments.config, options, ThrottledLines(tell, seconds=3))
+    trial = Trial(config, arguments.config, options, progress_lines())
     done = record_generation(trial) if arguments.generation else record_baseline(trial)
     if arguments.json:
         manifest = read_manifest(recorded_folder(trial))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, print_json, progress_lines
 
 NAME = "selftest"
 SUMMARY = "switch known faults on and see which ones the gate of a config catches"
@@ -43,7 +43,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.config_file import load_config
     from pytest_quantguard.emulator.extra import explanation, missing_packages
     from pytest_quantguard.errors import QuantguardError
-    from pytest_quantguard.report.progress import ThrottledLines
 
     missing = missing_packages()
     if missing:
@@ -62,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
         score_tokens=arguments.score_tokens,
         full=arguments.full,
     )
-    lines = ThrottledLines(tell, seconds=3)
+    lines = progress_lines()
     result = run_selftest(config, arguments.config, options, lines, announce=lines.always)
     if arguments.json:
         print_json(result.model_dump(mode="json") | {"passed": result.passed})

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, print_json, progress_lines
 
 if TYPE_CHECKING:
     from pytest_quantguard.sensitivity import GroupSensitivity, SensitivityResult
@@ -37,7 +37,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.config_file import load_config
     from pytest_quantguard.emulator.extra import explanation, missing_packages
     from pytest_quantguard.errors import ConfigError, QuantguardError
-    from pytest_quantguard.report.progress import ThrottledLines
 
     if arguments.prompts != "all" and not (arguments.prompts.isdigit() and int(arguments.prompts) > 0):
         raise ConfigError(f"--prompts: expected a whole number above 0 or all, found {arguments.prompts!r}")
@@ -52,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         prompts=0 if arguments.prompts == "all" else int(arguments.prompts),
     )
     config = load_config(arguments.config)
-    result = measure_sensitivity(config, arguments.config, options, ThrottledLines(tell, seconds=3))
+    result = measure_sensitivity(config, arguments.config, options, progress_lines())
     if arguments.json:
         print_json(result.model_dump(mode="json"))
     else:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, print_json, progress_lines, tell
 
 if TYPE_CHECKING:
     from pytest_quantguard.config import GateConfig
-    from pytest_quantguard.suggest import Observed
+    from pytest_quantguard.suggest import Observed, Proposal
 
 NAME = "suggest"
 SUMMARY = "propose accuracy bounds from what is measured"
@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--repeats", type=int, default=2, metavar="N", help="measurements of each cell (default: %(default)s)"
     )
-    add("--write", type=Path, metavar="FILE", help="write the YAML there instead of printing it")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--apply", action="store_true", help="put the bounds into CONFIG itself; comments stay")
+    form.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the YAML there instead of printing it"
+    )
     add("--output", type=Path, default=Path(".quantguard"), metavar="DIR", help="where the server's log goes")
     add("--json", action="store_true", help="print the proposal as JSON")
 
@@ -62,11 +66,31 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.write:
         arguments.write.write_text(text, encoding="utf-8")
         tell(f"written to {arguments.write}")
+    if arguments.apply:
+        _apply(arguments.config, proposal)
     if arguments.json:
         print_json({**asdict(proposal), "yaml": text})
-    elif not arguments.write:
+    elif not arguments.write and not arguments.apply:
         print(text, end="")
     return ExitCode.DONE
+
+
+def _apply(path: Path, proposal: Proposal) -> None:
+    """Rewrite the config; what was there stays if the outcome is no config."""
+    from pytest_quantguard.config_file import load_config
+    from pytest_quantguard.suggest_apply import apply_to
+
+    before = path.read_text(encoding="utf-8")
+    after = apply_to(before, proposal)
+    path.write_text(after, encoding="utf-8")
+    try:
+        load_config(path)
+    except BaseException:
+        path.write_text(before, encoding="utf-8")
+        raise
+    for item in proposal.suggestions:
+        where = f" in {item.phase}" if item.phase else ""
+        tell(f"{path}: {item.metric}{where}: {item.side} {item.bound:.12g}")
 
 
 def _observe(
@@ -74,12 +98,11 @@ def _observe(
 ) -> tuple[Observed, Mapping[str, Mapping[str, float]]]:
     """What is measured or was, and the noise floors of the baseline."""
     from pytest_quantguard.gate.trial import Trial, TrialOptions
-    from pytest_quantguard.report.progress import ThrottledLines
     from pytest_quantguard.results import read_result
     from pytest_quantguard.suggest import measure, observed_in
 
     options = TrialOptions((arguments.output / config.name).absolute(), repeats=arguments.repeats)
-    trial = Trial(config, arguments.config, options, ThrottledLines(tell, seconds=3))
+    trial = Trial(config, arguments.config, options, progress_lines())
     floors = {str(key): values for key, values in trial.baseline().noise_floor.items()}
     if arguments.results:
         return observed_in([read_result(path) for path in arguments.results], config), floors
