@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
@@ -80,6 +81,17 @@ def require_descriptors(concurrency: int) -> None:
         )
 
 
+class _Sending:
+    """When a request was written to its connection; until then, when it was to be."""
+
+    def __init__(self) -> None:
+        self.time = time.perf_counter()
+
+
+async def _note_sent(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceRequestChunkSentParams) -> None:
+    context.trace_request_ctx.time = time.perf_counter()
+
+
 class _Load:
     """One round while it runs."""
 
@@ -99,8 +111,11 @@ class _Load:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.target.api_key is not None:
             headers["Authorization"] = f"Bearer {self.target.api_key}"
+        trace = aiohttp.TraceConfig()
+        trace.on_request_chunk_sent.append(_note_sent)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
+            trace_configs=[trace],
             headers=headers,
             timeout=timeout,
             read_bufsize=CHUNK_BYTES,
@@ -133,12 +148,12 @@ class _Load:
 
     async def _ask(self, number: int) -> None:
         request = self.workload.requests[number]
-        sent = time.perf_counter()
+        sending = _Sending()
         try:
-            self.timings[number] = await self._stream(request, self.bodies[number], sent)
+            self.timings[number] = await self._stream(request, self.bodies[number], sending)
         except (StreamError, aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             self.timings[number] = RequestTiming(
-                sent=sent,
+                sent=sending.time,
                 arrivals=(),
                 ended=time.perf_counter(),
                 input_tokens=len(request.input_ids),
@@ -146,10 +161,10 @@ class _Load:
                 error=self._explain(error),
             )
 
-    async def _stream(self, request: LoadRequest, body: bytes, sent: float) -> RequestTiming:
+    async def _stream(self, request: LoadRequest, body: bytes, sending: _Sending) -> RequestTiming:
         reader = StreamReader()
         async with self.session.post(
-            f"{self.target.url}/generate", data=body, allow_redirects=False
+            f"{self.target.url}/generate", data=body, allow_redirects=False, trace_request_ctx=sending
         ) as answer:
             if answer.status != 200:
                 raise StreamError(f"status {answer.status}: {error_text(await answer.read())[:300]}")
@@ -162,7 +177,7 @@ class _Load:
                     f"the connection closed after {received} of {request.output_tokens} tokens"
                 ) from error
         return reader.finish(
-            sent=sent, input_tokens=len(request.input_ids), output_tokens=request.output_tokens
+            sent=sending.time, input_tokens=len(request.input_ids), output_tokens=request.output_tokens
         )
 
     def _explain(self, error: BaseException) -> str:
