@@ -97,7 +97,7 @@ def failed_groups(result: RunResult) -> list[FailedGroup]:
         reason = first_line(check.message) if check.outcome == "error" else ""
         name = "checks" if check.outcome == "error" else label(check)
         groups.setdefault((check.outcome, reason if check.outcome == "error" else name), []).append(check)
-    found = [_group(outcome, checks) for (outcome, _), checks in groups.items()]
+    found = [_group(outcome, checks, result.checks) for (outcome, _), checks in groups.items()]
     return sorted(found, key=lambda group: group.outcome != "failed")
 
 
@@ -186,19 +186,39 @@ def use_of_bound(check: CheckResult) -> float | None:
     return max(0.0, value) / bound
 
 
-def _group(outcome: str, checks: list[CheckResult]) -> FailedGroup:
+def _group(outcome: str, checks: list[CheckResult], everything: Iterable[CheckResult]) -> FailedGroup:
     worst = max(checks, key=lambda check: use_of_bound(check) or 0.0)
     name = label(checks[0])
     if outcome == "error":
         name = checks[0].id if len(checks) == 1 else f"{len(checks)} checks"
-    return FailedGroup(name, outcome, _where(checks), tuple(checks), worst)
+    alike = [check for check in everything if label(check) == label(checks[0])]
+    return FailedGroup(name, outcome, _where(checks, alike), tuple(checks), worst)
 
 
-def _where(checks: Iterable[CheckResult]) -> str:
-    """in prefill bs 1, 8; decode bs 32"""
-    sizes: dict[str, list[int]] = {}
+def _where(checks: Iterable[CheckResult], alike: Iterable[CheckResult]) -> str:
+    """The cells of `checks` among those of all checks like them: " in decode", " in prefill bs 1, 8"."""
+    ours, every = _sizes(checks), _sizes(alike)
+    if not ours:
+        return ""
+    if ours == every and sum(map(len, every.values())) > 1:
+        return " in every cell"
+    parts = [
+        phase
+        if ours[phase] == every[phase] and len(every[phase]) > 1
+        else f"{phase} bs {_listed(ours[phase])}"
+        for phase in PHASES
+        if phase in ours
+    ]
+    return f" in {'; '.join(parts)}"
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
+
+
+def _sizes(checks: Iterable[CheckResult]) -> dict[str, set[int]]:
+    sizes: dict[str, set[int]] = {}
     for check in checks:
         if check.phase is not None and check.batch_size is not None:
-            sizes.setdefault(check.phase, []).append(check.batch_size)
-    parts = [f"{phase} bs {', '.join(map(str, sorted(sizes[phase])))}" for phase in PHASES if phase in sizes]
-    return f" in {'; '.join(parts)}" if parts else ""
+            sizes.setdefault(check.phase, set()).add(check.batch_size)
+    return sizes

@@ -37,7 +37,7 @@ def test_every_run_leaves_its_files_and_a_line(captured: Project, monkeypatch: p
     second.stdout.fnmatch_lines(
         [
             "toy: FAILED (*",
-            "  failed     kl_mean in decode bs 1, 4: worst *, at most 0.2",
+            "  failed     kl_mean in every cell: worst *, at most 0.2",
             "  report     .quantguard/toy/report.html",
             "  candidate  *",
             "*decode*",
@@ -59,9 +59,7 @@ def test_annotations_inside_actions(captured: Project, monkeypatch: pytest.Monke
     monkeypatch.setenv("GITHUB_WORKSPACE", str(captured.folder))
     captured.candidate.noise = 0.9
     result = captured.run(*SELECTED)
-    result.stdout.fnmatch_lines(
-        ["::error file=gate.yaml,title=quantguard%3A toy::kl_mean in decode bs 1, 4: *"]
-    )
+    result.stdout.fnmatch_lines(["::error file=gate.yaml,title=quantguard%3A toy::kl_mean in every cell: *"])
 
 
 def test_worst_positions_show_both_sides(captured: Project) -> None:

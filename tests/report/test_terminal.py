@@ -99,6 +99,39 @@ def test_marks_tell_outcomes_without_colour() -> None:
     assert "  ! failed, ? could not run, * warning, ~ near the bound, - not run" in lines
 
 
+@pytest.mark.parametrize(
+    ("bad", "where"),
+    [
+        (CELLS, "in every cell: worst 0.9000, at most 0.5"),
+        (CELLS[4:], "in decode: worst 0.9000, at most 0.5"),
+        ([CELLS[0], CELLS[2], *CELLS[4:]], "in prefill bs 1, 8; decode: worst 0.9000, at most 0.5"),
+        (CELLS[:1], "in prefill bs 1: 0.9000, at most 0.5"),
+    ],
+)
+def test_what_failed_is_said_once_with_its_cells(bad: list[tuple[str, int]], where: str) -> None:
+    checks = [
+        check(
+            "accuracy",
+            *cell,
+            "kl_mean",
+            0.9 if cell in bad else 0.1,
+            outcome="failed" if cell in bad else "passed",
+        )
+        for cell in CELLS
+    ]
+    lines = texts(render(result(checks, verdict="failed"), report="out/report.html"))
+    assert lines[1] == f"  failed     kl_mean {where}"
+    assert lines[2] == "  report     out/report.html"
+
+
+def test_checks_that_could_not_run_for_one_reason_are_one_line() -> None:
+    checks = [
+        check("accuracy", *cell, "kl_mean", None, outcome="error", message="no server\nlog") for cell in CELLS
+    ]
+    lines = texts(render(result(checks, verdict="failed")))
+    assert lines[1] == "  error      8 checks: could not run (no server)"
+
+
 def test_columns_are_ordered_and_aligned_with_their_values() -> None:
     lines = texts(render(result(list(reversed(TABLE))), width=120))
     sizes = next(line for line in lines if "bs32" in line)
