@@ -58,26 +58,20 @@ def verdict_table(speed: SpeedResult) -> list[str]:
     ]
 
 
+HEADLINES = {
+    ("errors", "failed"): "requests failed",
+    ("bound", "failed"): "an absolute bound is broken",
+    ("accepted", "regressed"): "slower than the accepted run",
+    ("accepted", "refused"): "cannot be held against the accepted run",
+    ("accepted", "inconclusive"): "inconclusive against the accepted run",
+    ("reference", "missed"): "not fast enough against the reference",
+    ("reference", "refused"): "cannot be held against the reference",
+    ("reference", "inconclusive"): "inconclusive against the reference",
+}
+
+
 def _headline(bad: list[SpeedVerdict]) -> str:
-    words = {
-        "errors": "requests failed",
-        "bound": "an absolute bound is broken",
-        "accepted": {
-            "regressed": "slower than the accepted run",
-            "refused": "cannot be held against the accepted run",
-            "inconclusive": "inconclusive against the accepted run",
-        },
-        "reference": {
-            "missed": "not fast enough against the reference",
-            "refused": "cannot be held against the reference",
-            "inconclusive": "inconclusive against the reference",
-        },
-    }
-    found = []
-    for verdict in bad:
-        said = words[verdict.against]
-        found.append(said if isinstance(said, str) else said[verdict.status])
-    return ", ".join(dict.fromkeys(found))
+    return ", ".join(dict.fromkeys(HEADLINES[verdict.against, verdict.status] for verdict in bad))
 
 
 def _details(verdict: SpeedVerdict) -> list[str]:

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from pytest_quantguard.results import CheckResult, SpeedResult
 
+TITLES = ("speed", "level", "time", "accepted", "reference", "out tok/s", "TTFT p99", "ITL p99", "scatter")
 WORDS = {"failed": "!", "warned": "*", "error": "?", "skipped": "-", "passed": " "}
 
 
 def speed_lines(checks: Sequence[CheckResult], width: int) -> list[str]:
-    """One row per scenario and level; narrower terminals lose the figures on the right."""
+    """One row per scenario and level; narrower terminals lose the figures on the right.
+
+    Columns in which nothing stands are left out.
+    """
     timed = [(check, check.speed) for check in checks if check.speed is not None]
     if not timed:
         return []
-    rows = [
-        ("speed", "level", "time", "accepted", "reference", "out tok/s", "TTFT p99", "ITL p99", "scatter")
-    ]
-    rows += [_row(speed) for _, speed in timed]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    found = [_row(speed) for _, speed in timed]
+    known = [column for column in range(len(TITLES)) if any(row[column] for row in found)]
+    rows = [[row[column] for column in known] for row in (TITLES, *found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     shown = _fitting(widths, width)
     lines = [""]
     for row, check in zip(rows, (None, *(check for check, _ in timed)), strict=True):
