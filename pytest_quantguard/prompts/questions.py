@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_quantguard.config_generation import BUILTIN_SIZE, BUILTIN_TOKENS, GenerationConfig, TaskConfig
@@ -11,6 +11,7 @@ from pytest_quantguard.prompts.builtin import task_prompts
 from pytest_quantguard.prompts.lengths import TooShortError
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.prompts.suite import read_prompts
+from pytest_quantguard.prompts.words import Language
 
 
 def load_questions(config: GenerationConfig, *, base_folder: Path) -> tuple[Prompt, ...]:
@@ -27,20 +28,27 @@ def load_questions(config: GenerationConfig, *, base_folder: Path) -> tuple[Prom
 
 
 def _builtin(task: str, config: GenerationConfig) -> tuple[Prompt, ...]:
-    settings = config.tasks[task]
+    asked = config.tasks[task].tokens or BUILTIN_TOKENS
     try:
-        return task_prompts(
-            task,
-            settings.size or BUILTIN_SIZE,
-            settings.tokens or BUILTIN_TOKENS,
-            seed=config.seed,
-            languages=settings.languages or ("en",),
-        )
+        return _task(task, config, asked)
     except TooShortError as error:
-        raise ConfigError(
-            f"generation.tasks.{task}.tokens is {settings.tokens}, but a question of this task needs at "
-            f"least {error.least} tokens. Raise it, or leave the task out."
-        ) from error
+        least = error.least
+    while True:  # The shortest length differs from question to question: find one that is enough for all.
+        try:
+            _task(task, config, least)
+        except TooShortError as error:
+            least = error.least
+        else:
+            raise ConfigError(
+                f"generation.tasks.{task}.tokens is {asked}, but some of its questions need {least} tokens. "
+                "Set it to at least that, or leave the task out."
+            )
+
+
+def _task(task: str, config: GenerationConfig, tokens: int) -> tuple[Prompt, ...]:
+    settings = config.tasks[task]
+    languages: Sequence[Language] = settings.languages or ("en",)
+    return task_prompts(task, settings.size or BUILTIN_SIZE, tokens, seed=config.seed, languages=languages)
 
 
 def _selected(

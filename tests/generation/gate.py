@@ -76,16 +76,21 @@ class Project:
             trial.close()
 
 
-def make_project(folder: Path, reference: tuple[Script, str], candidate: tuple[Script, str]) -> Project:
-    """reference, candidate: script and url."""
-    (folder / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    shutil.copytree(BASELINE, folder / "baseline", ignore=shutil.ignore_patterns("accepted", "generation-*"))
-    manifest = folder / "baseline" / "manifest.json"
+def without_answers(folder: Path) -> None:
+    """A copy of the stored baseline, without the answers that it may hold."""
+    shutil.copytree(BASELINE, folder, ignore=shutil.ignore_patterns("accepted", "generation-*"))
+    manifest = folder / "manifest.json"
     stored = json.loads(manifest.read_text())
     stored["files"] = {
         name: file for name, file in stored["files"].items() if not name.startswith("generation-")
     }
     manifest.write_text(json.dumps(stored))
+
+
+def make_project(folder: Path, reference: tuple[Script, str], candidate: tuple[Script, str]) -> Project:
+    """reference, candidate: script and url."""
+    (folder / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    without_answers(folder / "baseline")
     config = {
         "version": 1,
         "name": "scripted",

@@ -15,9 +15,6 @@ from pytest_quantguard.results import read_result
 from tests.generation.gate import Project, make_project
 from tests.generation.scripted import Reply, Script, serve
 
-UNSELECTED = 27
-"""Checks of the config that are not of generation."""
-
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
@@ -245,7 +242,8 @@ def test_flips_are_in_terminal_and_result(captured: Project, pytester: pytest.Py
     hostile = "It is mud. \x1b[31m<script>alert(1)</script> \u202eשלום 👩‍👩‍👧"
     captured.candidate.reply = lambda text: Reply(hostile) if text.startswith("q0") else None
     result = run(pytester, "-m", "slow")
-    result.assert_outcomes(failed=2, passed=4, deselected=UNSELECTED)
+    outcomes = result.parseoutcomes()
+    assert (outcomes["failed"], outcomes["passed"]) == (2, 4)
     text = "\n".join(result.outlines)
     assert "\x1b[31m<script>" not in text
     assert "\u202e" not in text
@@ -262,7 +260,9 @@ def test_flips_are_in_terminal_and_result(captured: Project, pytester: pytest.Py
 def test_a_dead_server_is_an_error_and_never_a_pass(captured: Project, pytester: pytest.Pytester) -> None:
     captured.candidate.reply = lambda _: Reply("", drops=True)
     result = run(pytester, "-m", "slow")
-    result.assert_outcomes(errors=6, deselected=UNSELECTED)
+    outcomes = result.parseoutcomes()
+    assert outcomes["errors"] == 6
+    assert "passed" not in outcomes
     assert "Traceback" not in "\n".join(result.outlines)
 
 
