@@ -20,7 +20,7 @@ from pytest_quantguard.serving import gpu_memory
 from pytest_quantguard.serving.answers import Capabilities
 from pytest_quantguard.serving.attach import attach, check_same_server
 from pytest_quantguard.serving.client import Client
-from pytest_quantguard.serving.command import OWN_KEYS, Launch, LaunchedConfig, mask, plan_launch
+from pytest_quantguard.serving.command import OWN_KEYS, SECRET, Launch, LaunchedConfig, mask, plan_launch
 from pytest_quantguard.serving.log_reading import read_failure, tail
 from pytest_quantguard.serving.ports import HeldPort, listener_of
 from pytest_quantguard.serving.process import ServerProcess
@@ -183,7 +183,7 @@ def _ignored_arguments(launch: Launch, found: Capabilities) -> tuple[str, ...]:
     notes = []
     for flag, asked in launch.flags.items():
         name = flag.replace("-", "_")
-        if flag in OWN_KEYS or name not in found.server_args:
+        if flag in OWN_KEYS or SECRET.search(flag) or name not in found.server_args:
             continue
         reported = found.server_args[name]
         if asked != reported and str(asked) != str(reported):

@@ -5,6 +5,7 @@ Newer and older route names are tried; what a server does not say stays None.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import orjson
 
 from pytest_quantguard.errors import RequestRejectedError
 from pytest_quantguard.serving.answers import Capabilities, ForcedDecode
+from pytest_quantguard.serving.command import SECRET, mask
 from pytest_quantguard.serving.transport import Transport
 
 PROBE_TIMEOUT = 30.0
@@ -52,7 +54,7 @@ def read_capabilities(transport: Transport) -> Capabilities:
         radix_cache=_negated(info.get("disable_radix_cache")),
         chunked_prefill_size=_integer(info.get("chunked_prefill_size")),
         device=_text(info.get("device")),
-        server_args={key: value for key, value in info.items() if key not in NOT_ARGUMENTS},
+        server_args=_without_secrets({key: info[key] for key in info if key not in NOT_ARGUMENTS}),
     )
 
 
@@ -118,6 +120,27 @@ def _generate_fields(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     except (KeyError, TypeError):
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def _without_secrets(info: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang tells its API key to whoever has it, also in `launch_command`; results must not repeat it."""
+    named = {value for name, value in info.items() if SECRET.search(name) and isinstance(value, str)}
+    command = str(info.get("launch_command") or "").replace("=", " ").split()
+    given = {
+        value for flag, value in itertools.pairwise(command) if flag.startswith("--") and SECRET.search(flag)
+    }
+    secrets = sorted((secret for secret in named | given if len(secret) >= 3), key=len, reverse=True)
+    return {name: _masked(value, secrets) for name, value in info.items()}
+
+
+def _masked(value: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return mask(value, secrets)
+    if isinstance(value, Mapping):
+        return {name: _masked(item, secrets) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, secrets) for item in value]
+    return value
 
 
 def _first_of(transport: Transport, *routes: str) -> dict[str, Any] | None:

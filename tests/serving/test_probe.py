@@ -53,6 +53,23 @@ def test_a_recorded_server() -> None:
     assert "internal_states" not in found.server_args
 
 
+def test_what_a_server_says_is_kept_without_its_secrets() -> None:
+    """A real server repeats its keys, by name and in the command that it was launched with."""
+    info = {
+        "version": "0.5.23",
+        "model_path": "m",
+        "api_key": "sk-one",
+        "launch_command": "--model-path m --api-key sk-one --admin-api-key=sk-two --port 3",
+        "nested": {"list": ["as sk-two says"]},
+    }
+    with ScriptedServer(serving({"/server_info": info})) as server, Client(server.url) as client:
+        said = client.probe().server_args
+    assert said["api_key"] == "***"
+    assert said["launch_command"] == "--model-path m --api-key *** --admin-api-key=*** --port 3"
+    assert said["nested"] == {"list": ["as *** says"]}
+    assert said["model_path"] == "m"
+
+
 def test_an_older_server_by_its_older_routes() -> None:
     info = sample("old59_s8/GET_server_info")["response"]
     answers = {"/get_server_info": info, "/get_model_info": sample("old59_s8/GET_get_model_info")["response"]}
