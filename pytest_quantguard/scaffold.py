@@ -12,6 +12,7 @@ from typing import Literal
 import yaml
 
 from pytest_quantguard.errors import ConfigError, QuantguardError
+from pytest_quantguard.suggest import STARTING_POINTS
 
 Backend = Literal["sglang", "emulator", "attach"]
 BACKENDS: tuple[Backend, ...] = ("sglang", "emulator", "attach")
@@ -151,7 +152,7 @@ def config_text(plan: Plan) -> str:
         "# A gate of pytest-quantguard. In this order:",
         f"#   quantguard doctor {plan.config_file}     will it run on this machine?",
         f"#   quantguard capture {plan.config_file}    once: what the unquantized model answers",
-        f"#   quantguard suggest {plan.config_file}    bounds from what your candidate measures",
+        f"#   quantguard suggest {plan.config_file} --apply    bounds from what your candidate measures",
         f"#   quantguard run {plan.config_file}        in every build",
         "version: 1",
         f"name: {plan.name}",
@@ -216,7 +217,7 @@ def _accuracy_lines(plan: Plan) -> list[str]:
     kind = "emulator" if plan.backend == "emulator" else "fp8" if eight_bits else "other"
     sides = {name: "max" if name.startswith("kl") else "min" for name in STARTING_BOUNDS[kind]}
     return [
-        "accuracy:                          # STARTING POINTS, not measurements: quantguard suggest",
+        f"accuracy:                          {STARTING_POINTS}",
         *(f"  {name}: {{{sides[name]}: {value:g}}}" for name, value in STARTING_BOUNDS[kind].items()),
         "  # After a good run, `quantguard accept` stores it; then let drift be judged too:",
         "  # drift: {kl_mean: {max_increase: 10%}}",

@@ -26,7 +26,8 @@ from pytest_quantguard.results import RunResult
 DEFAULT_METRICS = ("kl_mean", "kl_p99", "cosine_mean", "agreement")
 DEFAULT_MARGIN = 0.25
 SPREADS = 2.0
-WIDTH = 100
+STARTING_POINTS = "# STARTING POINTS, not measurements: quantguard suggest"
+"""What `quantguard init` writes beside bounds that nobody measured."""
 
 Observed = Mapping[CellKey, Sequence[Mapping[str, float]]]
 """For each cell, every metric in each repetition."""
@@ -202,21 +203,23 @@ def as_yaml(proposal: Proposal, extends: str | Path) -> str:
         "accuracy:",
     ]
     general = [item for item in proposal.suggestions if item.phase is None]
-    lines += [f"  {_entry(item):<32}# {_reason(item)}" for item in general]
+    lines += [f"  {entry_of(item):<32}# {reason_of(item)}" for item in general]
     special = [item for item in proposal.suggestions if item.phase is not None]
     if special:
         lines.append("  overrides:")
         for item in special:
-            entry = f"    - {{phase: {item.phase}, {_entry(item)}}}"
-            lines += [f"    # {_reason(item)}", entry]
+            entry = f"    - {{phase: {item.phase}, {entry_of(item)}}}"
+            lines += [f"    # {reason_of(item)}", entry]
     return "\n".join(lines) + "\n"
 
 
-def _entry(item: Suggestion) -> str:
+def entry_of(item: Suggestion) -> str:
+    """The bound as a key of the config."""
     return f"{item.metric}: {{{item.side}: {item.bound:.12g}}}"
 
 
-def _reason(item: Suggestion) -> str:
+def reason_of(item: Suggestion) -> str:
+    """What was measured, for a comment."""
     spread = "" if item.spread is None else f"; run to run {number(item.spread)}"
     floor = "" if item.noise_floor is None else f"; noise floor {number(item.noise_floor)}"
     return f"worst {number(item.worst)} ({item.worst_cell}), best {number(item.best)}{spread}{floor}"

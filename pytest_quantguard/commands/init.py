@@ -136,7 +136,7 @@ def _next_steps(config: str) -> list[str]:
     steps = (
         ("doctor", "will it run on this machine?"),
         ("capture", "once: records what the unquantized model answers"),
-        ("suggest", "proposes bounds from what your candidate measures"),
+        ("suggest", "bounds from what your candidate measures; --apply puts them in"),
         ("run", "in every build"),
     )
     return ["next:", *(f"  quantguard {word} {config}\n      {what}" for word, what in steps)]
