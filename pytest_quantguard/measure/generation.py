@@ -178,10 +178,12 @@ class _Workers:
         try:
             answer = self._send(client, question, rid)
         except NoAnswerInTimeError:
-            answer = _Answered("", None, "abort", question.prompt_tokens, 0)
-            flight.ended_by_us = True
+            answer, flight.ended_by_us = _nothing(question), True
         except QuantguardError as error:
-            raise _naming(question.prompt.id, error) from error
+            # SGLang refuses a chat that is ended before its turn: it has no token counts then.
+            if not (flight.ended_by_us and isinstance(error, RequestRejectedError | InvalidAnswerError)):
+                raise _naming(question.prompt.id, error) from error
+            answer = _nothing(question)
         finally:
             with self._lock:
                 del self._flights[rid]
@@ -231,6 +233,11 @@ class _Answered:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+
+
+def _nothing(question: Question) -> _Answered:
+    """What there is of an answer that was ended before anything came."""
+    return _Answered("", None, "abort", question.prompt_tokens, 0)
 
 
 def _ending(finish_reason: str, flight: _Flight, prompt_id: str) -> Ending:

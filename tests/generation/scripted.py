@@ -63,7 +63,7 @@ class Script:
             reply = self.reply(question) or Reply(right(question))
             if reply.hangs:
                 event.wait(30)
-                return Reply(reply.text, "abort")
+                return Reply(reply.text, "abort", status=reply.status)
             if len(reply.text.encode()) > limit:
                 return Reply(reply.text.encode()[:limit].decode(errors="ignore"), "length")
             return reply

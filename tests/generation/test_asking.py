@@ -184,6 +184,12 @@ def test_a_chat_deadline(client: Client, script: Script) -> None:
     assert (answer.text, answer.ending) == ("so far", "deadline")
 
 
+def test_a_server_that_refuses_what_was_ended_before_its_turn(client: Client, script: Script) -> None:
+    script.reply = lambda _: Reply("no counts", hangs=True, status=500)
+    (answer,) = ask(client, questions(1, chat=True), Asking(route="chat", deadline=0.05))
+    assert (answer.text, answer.ending) == ("", "deadline")
+
+
 def test_strange_characters_arrive_as_they_are(client: Client, script: Script) -> None:
     text = "a\x00\x1b[31mb\u202eשלום\u200d👩‍👩‍👧 \ufffd\r\n"
     script.reply = lambda _: Reply(text)
