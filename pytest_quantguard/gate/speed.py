@@ -23,7 +23,7 @@ def time_cell(trial: Trial, check: Check, prepared: Prepared, benchmark: Any) ->
     assert check.speed is not None
     name, level = check.speed
     benchmark.group = f"{trial.config.name}: {name}"
-    timed = take_times(prepared, speed_config(trial), benchmark)
+    timed = take_times(trial, prepared, benchmark)
     trial.keep(("speed", name, level), timed)
     result = _result(trial, check, timed)
     benchmark.extra_info.update(

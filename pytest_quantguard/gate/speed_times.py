@@ -99,11 +99,16 @@ def prepare_cell(trial: Trial, name: str, level: Level) -> Prepared:
     return Prepared(load, reference, paired, (server, trial.reference_server()) if paired else (server,))
 
 
-def take_times(prepared: Prepared, speed: SpeedConfig, benchmark: Any) -> Timed:
+def take_times(trial: Trial, prepared: Prepared, benchmark: Any) -> Timed:
     """The rounds, timed with pytest-benchmark's fixture; of the reference beside it one before each."""
-    load, beside = prepared.load, prepared.reference if prepared.paired else None
+    speed, load = speed_config(trial), prepared.load
+    beside = prepared.reference if prepared.paired else None
 
     def before() -> None:
+        trial.progress(
+            f"{load.workload.scenario}, {load.concurrency} at a time: round {len(load.times) + 1} of "
+            f"{speed.rounds}"
+        )
         if beside is not None:
             beside.prepare()
             beside.run()
@@ -116,7 +121,11 @@ def take_times(prepared: Prepared, speed: SpeedConfig, benchmark: Any) -> Timed:
             raise TooManyErrorsError
 
     server = prepared.servers[0]
-    with Watch(lambda: _own_seconds(prepared.servers), gpus=is_loopback(server.url)) as watch:
+    own = trial.config.candidate, trial.config.reference
+    known = all(getattr(config, "command", None) is None for config in own)  # else elsewhere, in a container
+    with Watch(
+        lambda: _own_seconds(prepared.servers) if known else None, gpus=is_loopback(server.url)
+    ) as watch:
         try:
             benchmark.pedantic(measured, setup=before, rounds=speed.rounds, iterations=1, warmup_rounds=0)
         except TooManyErrorsError:

@@ -315,3 +315,36 @@ def test_what_cannot_be_timed_is_an_error(captured: Project, scenario: dict[str,
     result = captured.run("-k", "speed and max")
     result.assert_outcomes(errors=1)
     assert said in " ".join(result.stdout.str().split())
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (
+            {"max_slowdown": "5%", "max_scatter": 1e-9},
+            "Not accepted: the rounds of speed[decode_heavy-max] scatter by",
+        ),
+        ({"p99_ttft_ms": {"max": 1}}, "Not accepted: speed[decode_heavy-max] failed: p99_ttft_ms"),
+        ({"rounds": 4}, "No times were accepted: they need 5 rounds (speed.rounds)."),
+    ],
+)
+def test_times_that_are_no_record(paced: Paced, rules: dict[str, Any], said: str) -> None:
+    paced.project.write(speed={**SPEED, "levels": ["max"], **rules})
+    text = " ".join(paced.project.run("--quantguard-accept").stdout.str().split())
+    assert said in text
+    assert not list((paced.project.folder / "baseline").glob("accepted/*/speed-*.json"))
+
+
+def test_an_older_record_is_not_lost_unseen(paced: Paced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another schema is neither kept nor dropped without times, and replaced aloud with times."""
+    project = paced.project
+    project.write(speed={**SPEED, "levels": ["max"]})
+    assert project.run("--quantguard-accept").ret == 0
+    monkeypatch.setattr("pytest_quantguard.baseline.speed_record.SCHEMA_VERSION", 2)
+    result = project.run("--quantguard-accept", "-k", "not speed")
+    result.stdout.fnmatch_lines(["The speed record has schema version 1; this pytest-quantguard reads 2.*"])
+    assert len(list((project.folder / "baseline").glob("accepted/*/speed-*.json"))) == 1
+    result = project.run("--quantguard-accept")
+    assert "the older times were replaced: The speed record has schema version 1" in " ".join(
+        result.stdout.str().split()
+    )
