@@ -28,6 +28,17 @@ QUESTIONS = (
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SUITE: dict[str, Any] = {"prompts": "chat.jsonl", "score_tokens": 48, "batch_sizes": [1, 8], "repeats": 2}
 """Chat prompts and what the reference answers; few, since a real server here decodes 20 tokens a second."""
+STORED_BASELINE = Path(__file__).parents[2] / "baselines" / "smollm2-135m-bf16"
+STORED_SUITE: dict[str, Any] = {
+    "prompts": "builtin",
+    "size": 32,
+    "max_prompt_tokens": 96,
+    "score_tokens": 32,
+    "top_logprobs": 256,
+    "batch_sizes": [1],
+    "phases": ["prefill"],
+}
+"""The emulator's baseline in the repository; of its cells, one that a real server answers in seconds."""
 SECONDS = 1800
 
 Cells = Mapping[tuple[str, int], CellResult]

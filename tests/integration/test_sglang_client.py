@@ -12,9 +12,11 @@ import psutil
 import pytest
 import requests
 
+from pytest_quantguard.baseline.store import read_recording
 from pytest_quantguard.config import AttachExpectation, AttachServer
 from pytest_quantguard.errors import RequestRejectedError, ServerDiedError, ServerStartError
 from pytest_quantguard.logprobs.arrays import TopLogprobs
+from pytest_quantguard.measure.decode import token_tuple
 from pytest_quantguard.serving import client as client_module
 from pytest_quantguard.serving.answers import Answer, GenerateRequest
 from pytest_quantguard.serving.client import Client
@@ -26,6 +28,7 @@ from tests.integration.comparing import (
     prefill_of,
     top_differences,
 )
+from tests.integration.gating import STORED_BASELINE, STORED_SUITE, run_gate
 from tests.integration.real_sglang.server import VERSION, server_config
 
 pytestmark = pytest.mark.sglang
@@ -168,6 +171,43 @@ def test_forced_decode_equals_prefill_within_bf16_noise(server: RunningServer, s
     assert kl < 1e-3
 
 
+def test_forced_decode_differs_from_prefill_as_decode_does_from_itself(server: RunningServer) -> None:
+    """The text of the stored suite: rounding moves decode away from prefill as far as it moves decode of one
+    prompt away from decode of eight, with the same tokens."""
+    stored = read_recording(STORED_BASELINE).prompts[:16]
+    batch = [
+        GenerateRequest(token_tuple(prompt.prefix_ids), forced_ids=token_tuple(prompt.span_ids))
+        for prompt in stored
+    ]
+
+    def measured(requests: list[GenerateRequest], size: int) -> list[TopLogprobs]:
+        rows = []
+        for first in range(0, len(requests), size):
+            server.client.flush_cache()
+            answers = server.client.generate(requests[first : first + size], top_logprobs=64)
+            rows += outputs(answers) if requests[0].forced_ids is not None else prompts(answers)
+        return rows
+
+    prefill, decode = measured(prefill_of(batch), 8), measured(batch, 8)
+    alone = measured(batch[:4], 1)
+    rms = {}
+    for name, one, other in (
+        ("prefill, decode of eight", prefill, decode),
+        ("prefill, decode alone", prefill[:4], alone),
+        ("decode alone, of eight", alone, decode[:4]),
+    ):
+        differences = np.abs(own_differences(one, other))
+        rms[name] = float(np.sqrt((differences**2).mean()))
+        print(
+            f"{name}, {differences.size} positions: rms {rms[name]:.3f}, 99 % within "
+            f"{np.quantile(differences, 0.99):.3f}, most {differences.max():.3f}, "
+            f"KL {mean_kl(one, other):.1e}"
+        )
+        assert rms[name] < 0.08
+        assert mean_kl(one, other) < 2e-3
+    assert rms["prefill, decode of eight"] < 2 * rms["decode alone, of eight"]
+
+
 def test_dangerous_requests_stay_here_and_errors_come_back(server: RunningServer) -> None:
     good = GenerateRequest((504, 3575), logprob_start_len=0)
     with pytest.raises(RequestRejectedError, match="refused"):
@@ -208,6 +248,37 @@ def test_attach(server: RunningServer, smollm2: Path, tmp_path: Path) -> None:
     other = config.model_copy(update={"expect": AttachExpectation(quantization="modelopt_fp4")})
     with pytest.raises(ServerStartError, match=r"'modelopt_fp4' +None"):
         start(other, log_path=tmp_path / "log")
+
+
+def test_a_gate_attaches_with_a_key_from_the_environment(
+    server: RunningServer, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole gate against the server that runs already; BF16 here by the emulator's stored baseline."""
+    monkeypatch.setenv("KEY_OF_THE_SERVER", API_KEY)
+    candidate = {
+        "backend": "attach",
+        "url": server.url,
+        "api_key": "${KEY_OF_THE_SERVER}",
+        "expect": {"model_path": str(smollm2), "kv_cache_dtype": "auto", "version": VERSION},
+    }
+    config = {
+        "candidate": candidate,
+        "baseline": str(STORED_BASELINE),
+        "suite": STORED_SUITE,
+        "accuracy": {"kl_mean": {"max": 2e-3}, "agreement": {"min": 0.97}},
+    }
+    gate = run_gate(tmp_path, "attached", config)
+    assert gate.exit_code == 0, gate.output
+    assert gate.result is not None
+    assert gate.result.candidate.url == server.url
+    assert gate.result.candidate.command is None
+    written = (tmp_path / ".quantguard" / "attached" / "result.json").read_text()
+    assert API_KEY not in written + gate.output
+    server.check_alive()  # the gate leaves it running
+    monkeypatch.setenv("KEY_OF_THE_SERVER", "another")
+    refused = run_gate(tmp_path, "refused", config)
+    assert refused.exit_code == 1
+    assert "the one sent was not accepted; set api_key" in " ".join(refused.output.split())
 
 
 def test_a_killed_scheduler_is_reported_and_leaves_nothing(server: RunningServer) -> None:

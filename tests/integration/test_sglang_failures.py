@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
+import random
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pytest_quantguard.errors import ServerStartError
 from pytest_quantguard.serving.launch import start
+from tests.integration.gating import as_yaml
+from tests.integration.killing import LONGEST_DELAY, kill_during
 from tests.integration.real_sglang.server import server_config
 
 pytestmark = pytest.mark.sglang
@@ -43,37 +40,19 @@ def test_a_format_without_its_checkpoint_is_read_from_the_log(
         start(config, log_path=tmp_path / "server.log")
 
 
-STARTER = """
-import sys
-from pathlib import Path
-from pytest_quantguard.serving.launch import start
-from tests.integration.real_sglang.server import server_config
-
-config = server_config(Path(sys.argv[1]), Path(sys.argv[2]))
-start(config, log_path=Path(sys.argv[3]), progress=lambda stage: print(stage, flush=True))
-"""
-
-
-@pytest.mark.parametrize("stage", ["starting the engine", "KV cache allocated"])
-def test_a_killed_pytest_leaves_no_server(
-    sglang_venv: Path, smollm2: Path, tmp_path: Path, stage: str
+@pytest.mark.parametrize(
+    ("victim", "moment"), [("pytest", "loading"), ("scheduler", "warming up"), ("pytest", "measuring")]
+)
+def test_nothing_is_left_of_a_killed_gate(
+    sglang_venv: Path, smollm2: Path, tmp_path: Path, victim: str, moment: str
 ) -> None:
-    """`kill -9` of the process that is starting a server, at two moments of its start."""
-    owner = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(sglang_venv), str(smollm2), str(tmp_path / "server.log")],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert owner.stdout is not None
-    for line in owner.stdout:
-        if line.startswith(stage):
-            break
-    tree = psutil.Process(owner.pid).children(recursive=True)
-    assert len(tree) >= 3  # the supervisor, the server and its children
-    os.kill(owner.pid, signal.SIGKILL)
-    owner.wait()
-    deadline = time.monotonic() + 40
-    while (left := [process for process in tree if process.is_running()]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    """`kill -9` at a random time within the moment; `tests.integration.killing` does more of them."""
+    candidate = as_yaml(server_config(sglang_venv, smollm2, server_args={"disable_radix_cache": True}))
+    delay = random.uniform(0, LONGEST_DELAY[moment])
+    outcome = kill_during(tmp_path, candidate, victim=victim, moment=moment, delay=delay)
+    print(outcome)
+    assert outcome.victim == victim
+    assert outcome.processes >= 4  # pytest, the supervisor, the server and its children
+    assert outcome.left == ()
+    if victim != "pytest":
+        assert outcome.exit_code == 1  # the gate noticed
