@@ -292,9 +292,10 @@ class Trial:
         try:
             accepted = read_recording(path)
         except BaselineError as error:
+            said = str(error).replace(" Record one with: quantguard capture CONFIG", "")
             raise BaselineError(
                 f"{self.config.name}: drift is judged against an accepted run, and there is none that can "
-                f"be used. {error}\nIf this candidate is as it should be, accept it: {self.accept_command}"
+                f"be used. {said}\nIf this candidate is as it should be, accept it: {self.accept_command}"
             ) from error
         require_same_texts(accepted, baseline)
         return accepted
