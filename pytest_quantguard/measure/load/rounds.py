@@ -72,7 +72,7 @@ class Load:
             sent = self._send()
             self.warmup += 1
             self._note_errors(sent)
-            now = _time_of(sent, self.comparison_figure)
+            now = None if sent.errors else _time_of(sent, self.comparison_figure)
             if last is not None and now is not None:
                 self.steady = abs(now - last) <= STEADY * min(now, last)
             last = now
