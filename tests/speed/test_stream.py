@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -86,3 +87,14 @@ def test_answers_that_are_not_whole(chunks: list[bytes], said: str) -> None:
 def test_events_that_report_errors(text: bytes, said: str) -> None:
     with pytest.raises(StreamError, match=said):
         StreamReader().feed(text, 0.0)
+
+
+def test_the_recorded_stream_of_a_real_server() -> None:
+    """Every token is one event; cut as a socket might cut it."""
+    recorded = (Path(__file__).parents[1] / "data" / "sglang" / "stream.txt").read_bytes()
+    reader = StreamReader()
+    for at in range(0, len(recorded), 777):
+        reader.feed(recorded[at : at + 777], at / 777)
+    timing = reader.finish(sent=-1.0, input_tokens=26, output_tokens=8)
+    assert [tokens for _, tokens in timing.arrivals] == list(range(1, 9))
+    assert timing.cached_tokens == 24
