@@ -7,6 +7,7 @@ pytest's own reports, the rest is published by each worker at its end and merged
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -17,13 +18,14 @@ import pytest
 
 from pytest_quantguard.config_file import load_configs
 from pytest_quantguard.gate.plan import plan_checks
-from pytest_quantguard.gate.summary import summarize
+from pytest_quantguard.gate.summary import outline, summarize
 from pytest_quantguard.gate.trial import Trial, TrialOptions
-from pytest_quantguard.report.files import write_run
+from pytest_quantguard.report.files import write_run, write_unfinished
 from pytest_quantguard.results import CheckResult, RunResult, TrialResult
 
 SESSION: pytest.StashKey[GateSession] = pytest.StashKey()
 DEFAULT_OUTPUT = Path(".quantguard")
+NOTE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class GateSession:
     problems: list[str] = field(default_factory=list)
     reports: dict[str, Path | None] = field(default_factory=dict)
     _trials: list[Trial] | None = None
+    _noted: dict[str, float] = field(default_factory=dict)
 
     def trials(self) -> list[Trial]:
         """One per config; raises `ConfigError` if any config is wrong."""
@@ -82,6 +85,20 @@ class GateSession:
     def record(self, name: str, check: CheckResult) -> None:
         """Keep what a check found; a repeated test replaces its earlier result."""
         self.checks.setdefault(name, {})[check.id] = check
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """Write what is known so far, now and then: a run that is killed must not leave the files of
+        another.
+        """
+        now = time.monotonic()
+        if self.options.worker is not None or now - self._noted.get(name, -NOTE_SECONDS) < NOTE_SECONDS:
+            return
+        self._noted[name] = now
+        trial = self.trial(name)
+        result = self._result(outline(trial), self.checks.get(name, {}).values(), 0)
+        so_far = {"partial": True, "verdict": "failed" if result.failures else "incomplete"}
+        self.problems += write_unfinished(trial.options.output, result.model_copy(update=so_far))
 
     def publish(self) -> dict[str, Any]:
         """What a worker tells its controller at the end: plain data."""

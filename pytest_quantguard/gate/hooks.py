@@ -176,6 +176,9 @@ class GateHooks:
         for item in session.items:
             if isinstance(item, CheckItem):
                 self.state.planned.setdefault(item.gate.name, []).append(item.check.name)
+        if not session.config.getoption("collectonly"):
+            for name in self.state.planned:
+                self.state.note(name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -239,7 +242,7 @@ class GateHooks:
                 terminalreporter.write_line(command)
         for remark in self.remarks:
             terminalreporter.line(f"quantguard: {visible(remark)}", green=True)
-        for problem in self.state.problems:
+        for problem in dict.fromkeys(self.state.problems):
             terminalreporter.line(visible(problem), red=True)
 
     @pytest.hookimpl(optionalhook=True)

@@ -31,6 +31,21 @@ HIDDEN = "***"
 PART_METRICS = ("kl_mean", "agreement")
 
 
+def outline(trial: Trial) -> TrialResult:
+    """Who is on trial, by which config, against what; no measurement."""
+    return TrialResult(
+        name=trial.config.name,
+        config_path=str(trial.config_path),
+        config=_without_secrets(trial.config.model_dump(mode="json")),
+        started=trial.started.isoformat(timespec="seconds"),
+        candidate=describe_candidate(trial),
+        baseline_path=shown_path(trial.config.baseline),
+        baseline=_manifest(trial.known_baseline()),
+        accepted=_manifest(trial.known_accepted()),
+        environment={**_environment(), **revision_of(trial.config_path.parent), **known_fingerprint(trial)},
+    )
+
+
 def summarize(trial: Trial) -> TrialResult:
     """Everything that is known so far; asks the server for texts of tokens only, and never fails."""
     cells, running = _cells(trial), trial.running_server()
@@ -44,22 +59,14 @@ def summarize(trial: Trial) -> TrialResult:
     except QuantguardError as error:
         diagnosis = []
         notes.append(f"no diagnosis: {error}")
-    return TrialResult(
-        name=trial.config.name,
-        config_path=str(trial.config_path),
-        config=_without_secrets(trial.config.model_dump(mode="json")),
-        started=trial.started.isoformat(timespec="seconds"),
-        candidate=describe_candidate(trial),
-        baseline_path=shown_path(trial.config.baseline),
-        baseline=_manifest(trial.known_baseline()),
-        accepted=_manifest(trial.known_accepted()),
-        environment={**_environment(), **revision_of(trial.config_path.parent), **known_fingerprint(trial)},
-        cells=cells,
-        details=details_of(trial),
-        generation=summarize_generation(trial),
-        diagnosis=diagnosis,
-        notes=list(dict.fromkeys(notes)),
-    )
+    measured = {
+        "cells": cells,
+        "details": details_of(trial),
+        "generation": summarize_generation(trial),
+        "diagnosis": diagnosis,
+        "notes": list(dict.fromkeys(notes)),
+    }
+    return outline(trial).model_copy(update=measured)
 
 
 def describe_candidate(trial: Trial) -> ServerResult:

@@ -48,6 +48,15 @@ def write_run(folder: Path, result: RunResult, environment: Mapping[str, str] = 
     return Written(report, tuple(problems))
 
 
+def write_unfinished(folder: Path, result: RunResult) -> list[str]:
+    """Write the partial result of a run that goes on; returns what could not be written."""
+    problems: list[str] = []
+    _attempt(problems, lambda: write_result(folder, result))
+    _attempt(problems, lambda: write_report(folder / REPORT_FILE, result))
+    _attempt(problems, lambda: write_summary(folder / SUMMARY_FILE, result))
+    return problems
+
+
 def changes_of(folder: Path, result: RunResult) -> Changes | None:
     """The experiment log of a run whose line is in the history beside it; None where it is not."""
     if not (folder / HISTORY_FILE).exists():

@@ -191,7 +191,8 @@ def _group(outcome: str, checks: list[CheckResult], everything: Iterable[CheckRe
     name = label(checks[0])
     if outcome == "error":
         name = checks[0].id if len(checks) == 1 else f"{len(checks)} checks"
-    alike = [check for check in everything if label(check) == label(checks[0])]
+    labels = set(map(label, checks))
+    alike = [check for check in everything if label(check) in labels]
     return FailedGroup(name, outcome, _where(checks, alike), tuple(checks), worst)
 
 

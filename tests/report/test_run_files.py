@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_quantguard import cli
 from tests.plugin.conftest import WORDS, Project
 from tests.report.samples import HOSTILE
 
@@ -99,6 +100,28 @@ def test_a_run_that_stops_early_is_partial(captured: Project) -> None:
     result.stdout.fnmatch_lines(["toy: FAILED (*the run ended early*"])
 
 
+def test_a_run_that_is_killed_leaves_a_partial_report(captured: Project) -> None:
+    captured.run(*SELECTED)
+    assert captured.result()["verdict"] == "passed"
+    captured.pytester.makeconftest(
+        """
+        import os
+
+        def pytest_runtest_logreport(report):
+            if report.when == "call" and "decode-bs1" in report.nodeid:
+                os._exit(9)
+        """
+    )
+    died = captured.pytester.runpytest_subprocess("--quantguard-config=gate.yaml", *SELECTED)
+    assert died.ret == 9
+    result = captured.result()
+    assert (result["verdict"], result["partial"]) == ("incomplete", True)
+    folder = captured.folder / ".quantguard" / "toy"
+    assert "This report is partial" in (folder / "report.html").read_text()
+    assert len((folder / "history.jsonl").read_text().splitlines()) == 1, "only runs that ended"
+    assert cli.main(["report", str(folder)]) == 0
+
+
 def test_a_folder_that_cannot_be_written_keeps_verdict_and_table(captured: Project) -> None:
     (captured.folder / "blocked").write_text("")
     result = captured.run("--quantguard-output=blocked", *SELECTED)
@@ -108,8 +131,8 @@ def test_a_folder_that_cannot_be_written_keeps_verdict_and_table(captured: Proje
             "toy: PASSED (*",
             "*decode*",
             "The result could not be written to *blocked*choose another folder with --quantguard-output=DIR.",
-            "The history could not be *",
             "The report could not be *",
+            "The history could not be *",
         ]
     )
     result.stdout.no_fnmatch_line("*Traceback*")

@@ -130,6 +130,8 @@ def test_checks_that_could_not_run_for_one_reason_are_one_line() -> None:
     ]
     lines = texts(render(result(checks, verdict="failed")))
     assert lines[1] == "  error      8 checks: could not run (no server)"
+    checks[0] = check("validity", *CELLS[0], "", None, outcome="error", message="no server")
+    assert texts(render(result(checks, verdict="failed")))[1] == lines[1], "whatever the kinds of checks"
 
 
 def test_columns_are_ordered_and_aligned_with_their_values() -> None:
