@@ -293,6 +293,18 @@ def test_without_pytest_benchmark_it_is_an_error(captured: Project) -> None:
     result.stdout.fnmatch_lines(["Timing needs pytest-benchmark, which is switched off*"])
 
 
+def test_pytest_benchmarks_own_storage_and_comparison_work(paced: Paced) -> None:
+    project = paced.project
+    project.write(speed={**SPEED, "levels": ["max"]})
+    project.run("-k", "speed", "--benchmark-save=first").assert_outcomes(passed=1)
+    assert list(project.folder.glob(".benchmarks/*/0001_first.json"))
+    result = project.run("-k", "speed", "--benchmark-compare=0001", "--benchmark-group-by=group")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["*benchmark 'toy: decode_heavy': 2 tests*", "speed?decode_heavy-max? (0001_first)*"]
+    )
+
+
 def test_benchmark_only_runs_the_timed_checks(captured: Project) -> None:
     captured.write(speed=SPEED)
     result = captured.run("--benchmark-only")

@@ -22,7 +22,7 @@ import orjson
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.measure.load.stream import StreamError, StreamReader
 from pytest_quantguard.measure.load.workload import LoadRequest, Workload
-from pytest_quantguard.serving.transport import CONNECT_TIMEOUT, error_text, is_loopback
+from pytest_quantguard.serving.transport import CONNECT_TIMEOUT, IDLE_SECONDS, error_text, is_loopback
 from pytest_quantguard.stats.figures import RequestTiming
 
 CHUNK_BYTES = 1 << 20
@@ -114,7 +114,7 @@ class _Load:
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(_note_sent)
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             trace_configs=[trace],
             headers=headers,
             timeout=timeout,
@@ -185,6 +185,8 @@ class _Load:
             return str(error)
         if isinstance(error, aiohttp.SocketTimeoutError):
             return f"stalled: no byte came for {self.target.stall_timeout:g} s (speed.stall_timeout)"
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return f"no connection within {CONNECT_TIMEOUT:g} s"
         if isinstance(error, asyncio.TimeoutError):
             return f"not finished within {self.target.request_timeout:g} s (request_timeout)"
         if isinstance(error, aiohttp.ServerDisconnectedError):
