@@ -229,12 +229,11 @@ class GateHooks:
         """The table."""
         for result in self.results:
             terminalreporter.section(f"quantguard: {result.name}", sep="=")
-            verbose = terminalreporter.verbosity > 0
             report = self.state.reports.get(result.name)
             for line in render(
                 result,
                 width=terminalreporter._tw.fullwidth,
-                verbose=verbose,
+                verbosity=terminalreporter.verbosity,
                 report=shown_path(report) if report is not None else None,
             ):
                 terminalreporter.line(line.text, **line.markup)

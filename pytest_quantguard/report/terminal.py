@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pytest_quantguard.report.generation import generation_lines
 from pytest_quantguard.report.headline import failed_groups, label, verdict_line
@@ -35,11 +36,11 @@ class Line:
 
 
 def render(
-    result: RunResult, *, width: int = 80, verbose: bool = False, report: str | None = None
+    result: RunResult, *, width: int = 80, verbosity: int = 0, report: str | None = None
 ) -> list[Line]:
-    """Verdict first, then what failed and what it may be, then where the report is, then the table.
+    """Verdict first, then what failed and what it may be, then where the report is, then the tables.
 
-    verbose: with the grounds of every verdict that held. report: the path to show.
+    verbosity: below 0 without tables, above 0 with the grounds of every verdict that held. report: its path.
     """
     width = max(NARROWEST, min(width, WIDEST))
     colour = {"passed": "green", "failed": "red", "incomplete": "yellow"}[result.verdict]
@@ -54,6 +55,8 @@ def render(
         lines += _wrapped(f"diagnosis  {sentence}", width, bold=True)
     if report is not None:
         lines += _wrapped(f"report     {report}", width, bold=True)
+    if verbosity < 0:
+        return lines
     if result.candidate is not None:
         lines += _wrapped(f"candidate  {result.candidate.title}", width)
     lines += _wrapped(f"baseline   {result.baseline_path}{_baseline_size(result)}", width)
@@ -61,11 +64,11 @@ def render(
     if result.generation is not None:
         lines += [*map(Line, generation_lines(result.generation, width)), Line("")]
     lines += [Line(line) for line in speed_lines(result.checks, width)]
-    if verbose:
+    if verbosity > 0:
         held = [check for check in result.checks if check.passed and check.message]
         lines += [line for check in held for line in _wrapped(f"{check.id}: {check.message}", width)]
     lines += [line for note in result.notes for line in _wrapped(f"note       {note}", width)]
-    return lines
+    return [line for line, after in pairwise([*lines, Line("")]) if line.text or after.text]
 
 
 def _baseline_size(result: RunResult) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_quantguard.report.progress import ThrottledLines
+from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import Line, render
 from pytest_quantguard.results import RELATIVE, CheckResult, RunResult, ServerResult
 
@@ -161,7 +161,21 @@ def test_verbose_shows_the_grounds_of_what_held() -> None:
         check("accuracy", "prefill", 1, "kl_mean", 0.1, message="kl_mean 0.1 is within its upper bound 0.5")
     ]
     assert not any("within its upper bound" in line for line in texts(render(result(checks))))
-    assert any("within its upper bound" in line for line in texts(render(result(checks), verbose=True)))
+    assert any("within its upper bound" in line for line in texts(render(result(checks), verbosity=1)))
+
+
+def test_quiet_keeps_verdict_failures_and_report() -> None:
+    checks = [check("accuracy", *cell, "kl_mean", 0.9, outcome="failed") for cell in CELLS]
+    quiet = texts(render(result(checks, verdict="failed", notes=["a note"]), verbosity=-1, report="here"))
+    assert [line.split()[0] for line in quiet] == ["gate:", "failed", "report"]
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "watched", "seconds"),
+    [(0, True, 10), (0, False, 30), (1, False, 10), (2, False, 0), (3, True, 0)],
+)
+def test_progress_is_rarer_in_a_log(verbosity: int, watched: bool, seconds: float) -> None:
+    assert seconds_between(verbosity, watched=watched) == seconds
 
 
 def test_throttled_lines_pass_on_the_first_and_then_one_in_a_while() -> None:
