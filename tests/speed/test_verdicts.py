@@ -104,9 +104,9 @@ def test_disturbances_are_inconclusive() -> None:
     assert (verdict.status, verdict.reasons) == ("inconclusive", ("GPU 0 was slowed down",))
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
+@pytest.mark.parametrize("noise", [0.01, 0.06])
 def test_error_rates(noise: float) -> None:
-    """Of 200 simulated runs that did not change at most 2 % regress; of those 10 % slower at most 2.5 %, the
+    """Of 120 simulated runs that did not change at most 2 % regress; of those 10 % slower at most 2.5 %, the
     one-sided level, pass for unchanged, whatever the noise.
     """
     rng = np.random.default_rng(5)
@@ -119,13 +119,13 @@ def test_error_rates(noise: float) -> None:
                 max_slowdown=0.05,
                 max_scatter=0.1,
             ).status
-            for _ in range(200)
+            for _ in range(120)
         )
-    assert counts[1.0]["regressed"] <= 4
-    assert counts[1.1]["unchanged"] + counts[1.1]["improved"] <= 5
+    assert counts[1.0]["regressed"] <= 2
+    assert counts[1.1]["unchanged"] + counts[1.1]["improved"] <= 3
     if noise == 0.01:
-        assert counts[1.0]["unchanged"] >= 190
-        assert counts[1.1]["regressed"] >= 190
+        assert counts[1.0]["unchanged"] >= 114
+        assert counts[1.1]["regressed"] >= 114
 
 
 def speedup(reference: float, minimum: float, paired: bool = False) -> SpeedupVerdict:
