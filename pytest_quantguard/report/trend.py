@@ -19,6 +19,7 @@ ASCII_LEVELS = "_.-=+*#@"
 LEAST_BEFORE, LEAST_AFTER = 3, 2
 SCATTERS = 4.0
 LEAST_SHARE = 0.02
+LEAST_SPAN = 0.1
 TO_SIGMA = 1.3
 """Mean of the smaller three quarters of differences between neighbours to standard deviation, if normal."""
 
@@ -38,13 +39,18 @@ class Shift:
 
 
 def sparkline(values: Sequence[float | None], *, ascii_only: bool = False) -> str:
-    """One character for each run, between the smallest and the largest value; a space where there is none."""
+    """One character for each run, between the smallest and the largest value; a space where there is none.
+
+    The scale spans at least LEAST_SPAN of the median, so that mere scatter looks like it.
+    """
     levels = ASCII_LEVELS if ascii_only else LEVELS
     known = [value for value in values if value is not None]
     if not known:
         return " " * len(values)
     low, high = min(known), max(known)
-    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    span = max(high - low, LEAST_SPAN * abs(statistics.median(known)))
+    low -= (span - (high - low)) / 2
+    scale = (len(levels) - 1) / span if span else 0.0
     return "".join(" " if value is None else levels[round((value - low) * scale)] for value in values)
 
 

@@ -114,7 +114,8 @@ def test_what_is_no_history_is_explained(tmp_path: Path) -> None:
 
 def test_sparklines() -> None:
     assert sparkline([0, 1, None, 7]) == "▁▂ █"
-    assert sparkline([3, 3]) == "▁▁"
+    assert sparkline([0.0, 0.0]) == "▁▁"
+    assert sparkline([100, 101, 99, 100]) == "▅▅▄▅", "scatter of 1 % looks flat"
     assert sparkline([None]) == " "
     assert sparkline([0, 7], ascii_only=True) == "_@"
 
