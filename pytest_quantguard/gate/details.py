@@ -110,7 +110,11 @@ def _prompts(baseline: Recording, cells: dict[CellKey, Divergence]) -> list[Prom
                 kl[str(key)] = float(divergence.kl[own].mean())
                 agreement[str(key)] = float(divergence.agreement[own].mean())
         detail = PromptDetail(
-            id=prompt.id, task=prompt.task, tokens=int(prompt.token_ids.size), kl_mean=kl, agreement=agreement
+            id=prompt.id[:TEXT_LENGTH],
+            task=prompt.task[:TEXT_LENGTH],
+            tokens=int(prompt.token_ids.size),
+            kl_mean=kl,
+            agreement=agreement,
         )
         found.append(detail)
     return sorted(found, key=lambda detail: -max(detail.kl_mean.values(), default=0.0))
@@ -152,8 +156,8 @@ def _position(
     index = _index(divergence, place)
     rows = baseline.cells[key].rows[number], trial.measurement(key).cell.rows[number]
     return WorstPosition(
-        prompt=prompt.id,
-        task=prompt.task,
+        prompt=prompt.id[:TEXT_LENGTH],
+        task=prompt.task[:TEXT_LENGTH],
         position=position,
         span=int(prompt.span_ids.size),
         phase=key.phase,

@@ -16,6 +16,7 @@ from pytest_quantguard.baseline.recording import Cell, PromptRecord
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
+from pytest_quantguard.report.visible import visible
 from pytest_quantguard.results import RELATIVE, CheckResult
 
 WIDTH = 78
@@ -23,6 +24,7 @@ LABEL = 19
 CONTEXT_TOKENS = 12
 SHOWN_TOKENS = 3
 WORST_PROMPTS = 3
+SHOWN_ID = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,9 @@ def describe_worst(
     lines = labelled("worst positions", f"by {metric.array}")
     for place in worst_positions(metric, divergence):
         prompt = prompts[place.prompt]
+        named = visible(prompt.id, longest=SHOWN_ID)
         lines.append(
-            f"    prompt {prompt.id}, position {place.position} of {prompt.span_ids.size}: {metric.array} "
+            f"    prompt {named}, position {place.position} of {prompt.span_ids.size}: {metric.array} "
             f"{number(place.value)}"
         )
         lines += _shown("after", repr(_context(trial, prompt, place.position)))

@@ -150,7 +150,7 @@ def test_sixty_columns(captured: Project, monkeypatch: pytest.MonkeyPatch) -> No
 def test_hostile_texts_reach_no_terminal(project: Project) -> None:
     prompts: list[dict[str, Any]] = [
         {
-            "id": f"{HOSTILE[:-30]} {number}",
+            "id": f"\x1b[31mred\u202e{number}{HOSTILE[:-30]}",
             "task": HOSTILE[:40],
             "text": " ".join(WORDS[number : number + 5]),
         }
@@ -170,6 +170,28 @@ def test_hostile_texts_reach_no_terminal(project: Project) -> None:
     page = Path(project.folder / ".quantguard/toy/report.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_huge_texts_fill_neither_log_nor_report(project: Project) -> None:
+    prompts = [
+        {
+            "id": f"{number}{'x' * 100_000}",
+            "task": "t" * 100_000,
+            "text": " ".join(WORDS[number : number + 5]),
+        }
+        for number in range(8)
+    ]
+    (project.folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n")
+    project.capture()
+    project.candidate.noise = 0.9
+    result = project.run("-k", "accuracy and kl_mean")
+    assert result.ret == 1
+    assert len(str(result.stdout)) < 50_000
+    folder = project.folder / ".quantguard" / "toy"
+    sizes = {name: (folder / name).stat().st_size for name in ("report.html", "summary.md", "history.jsonl")}
+    assert sizes["report.html"] < 500_000
+    assert sizes["summary.md"] < 100_000
+    assert sizes["history.jsonl"] < 20_000
 
 
 def test_without_an_utf8_locale(captured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
