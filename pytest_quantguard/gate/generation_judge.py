@@ -150,8 +150,7 @@ def describe_pairs(pairs: Sequence[AnswerPair], metric: str) -> list[str]:
         signs = [SIGN_WORDS[sign] for sign in SIGN_WORDS if sign in pair.signs]
         lengths = f"{pair.reference.completion_tokens} and {pair.candidate.completion_tokens} tokens"
         lines.append(f"    prompt {pair.prompt.id}: {', '.join([*signs, lengths])}"[:WIDTH])
-        question = (pair.prompt.text or "").rstrip().rsplit("\n", 1)[-1]
-        lines += _text("asked", _end(question))
+        lines += _text("asked", _end(pair.prompt.text or ""))
         lines += _text("accepted", ", ".join(pair.prompt.gold))
         lines += _text("reference", _answer(pair.reference))
         lines += _text("candidate", _answer(pair.candidate))
