@@ -29,7 +29,7 @@ MODEL = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 TOKENS, PROMPT = 128, tuple(range(60, 68))
 STREAMS = (1, 8, 64, 256)
 DELAY_MS = 200.0
-REPEATS = 3
+REPEATS = 5
 
 
 def generator(url: str, _: bytes, count: int, concurrency: int, tokens: int = TOKENS) -> list[float]:
