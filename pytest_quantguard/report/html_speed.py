@@ -77,7 +77,7 @@ def _figures(timed: Sequence[SpeedResult]) -> Html:
     columns = [column for column in SHOWN_FIGURES if any(column[0] in one.figures for one in timed)]
     rows = []
     for one in timed:
-        asked = f"{one.requests} x {one.input_tokens} in, {one.output_tokens} out"
+        asked = f"{one.requests}: {one.input_tokens} in, {one.output_tokens} out"
         cells = [_with_interval(one, name, digits) for name, _, digits in columns]
         errors = tag("td", one.errors, class_="h5" if one.errors else None)
         steady = "" if one.steady else ", warm-up not steady"
@@ -92,7 +92,7 @@ def _figures(timed: Sequence[SpeedResult]) -> Html:
                 errors,
             )
         )
-    names = ["scenario, level", "requests", *(title for _, title, _ in columns), "rounds", "errors"]
+    names = ["scenario, level", "requests: tokens", *(title for _, title, _ in columns), "rounds", "errors"]
     head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in names]))
     caption = tag("caption", "Median over the rounds; in brackets its 95 % interval")
     return scrolled("Speed figures", caption, head, tag("tbody", rows))
