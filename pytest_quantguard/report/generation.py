@@ -55,6 +55,11 @@ def _ratio(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
+def _place(value: float | None) -> str:
+    """How many tokens the answers have in common that are not the same, by their median."""
+    return NOTHING if value is None else f"{value:.0f}"
+
+
 def _new(count: int, own: int) -> str:
     """Signs that the reference's answers do not show; those that it shows itself behind a plus."""
     return f"{count}+{own}" if own else str(count)
@@ -74,4 +79,5 @@ COLUMNS: tuple[Column, ...] = (
     ("", "echo", lambda figures: _new(figures.echoes, figures.reference_echoes)),
     ("", "length", lambda figures: _ratio(figures.length_ratio)),
     ("same", "text", lambda figures: f"{figures.text_agreement:.0%}"),
+    ("first", "diff", lambda figures: _place(figures.first_divergence_median)),
 )

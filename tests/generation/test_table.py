@@ -51,7 +51,7 @@ def test_it_fits_and_says_everything(width: int) -> None:
     qa = [line.split() for line in lines if line.split()[:1] == ["qa"]]
     cells = [cell for row in qa for cell in row[1:]]
     assert cells == [
-        "30", "0.800", "0.900", "0.89", "4", "1", "0.38", "1+3", "0", "2", "0", "1.25", "50%"
+        "30", "0.800", "0.900", "0.89", "4", "1", "0.38", "1+3", "0", "2", "0", "1.25", "50%", "7"
     ]  # fmt: skip
     assert len(qa) == {60: 3, 80: 2, 120: 1}[width]
 
