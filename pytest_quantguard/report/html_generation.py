@@ -39,7 +39,7 @@ def generation(result: RunResult) -> Html | None:
     rows.append(_row("all", found.overall))
     names = (
         *("task", "questions", "score", "BF16", "ratio", "95 % interval", "lost", "won", "McNemar p"),
-        *("runaway", "empty", "loop", "echo", "length ratio", "same text"),
+        *("runaway", "empty", "loop", "echo", "length ratio", "same text", "first difference"),
     )
     head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in names]))
     caption = tag("caption", "Signs that the reference's answers do not show; its own behind the plus")
@@ -70,6 +70,7 @@ def _row(name: str, figures: GenerationFigures) -> Html:
         _new(figures.echoes, figures.reference_echoes),
         "" if figures.length_ratio is None else f"{figures.length_ratio:.2f}",
         f"{figures.text_agreement:.0%}",
+        "" if figures.first_divergence_median is None else f"{figures.first_divergence_median:.0f}",
     )
     return tag("tr", tag("th", foreign(name, longest=60), scope="row"), [tag("td", cell) for cell in cells])
 
