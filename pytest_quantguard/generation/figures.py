@@ -6,7 +6,7 @@ Pure: what the figures must hold is decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -158,7 +158,7 @@ def _score_figures(scores: npt.NDArray[np.float64], counts: dict[Sign, int]) -> 
     if change.relative is not None:
         interval = change.relative_interval
         found["relative_score"] = Figure(
-            1 + change.relative, None if interval is None else _shifted(interval, 1.0)
+            1 + change.relative, None if interval is None else _as_ratio(interval)
         )
     return found
 
@@ -197,14 +197,6 @@ def _length_figure(pairs: Sequence[AnswerPair]) -> dict[str, Figure]:
     return {"length_ratio": Figure(value, interval)}
 
 
-def _shifted(interval: Interval, by: float) -> Interval:
-    return Interval(
-        interval.low + by,
-        interval.high + by,
-        interval.value + by,
-        interval.standard_error,
-        interval.clusters,
-        interval.confidence,
-        interval.method,
-        interval.note,
-    )
+def _as_ratio(change: Interval) -> Interval:
+    """The interval of after / before, from that of the relative change; a ratio is never negative."""
+    return replace(change, low=max(change.low + 1, 0.0), high=change.high + 1, value=change.value + 1)

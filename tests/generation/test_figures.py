@@ -118,6 +118,14 @@ def test_intervals_are_by_prompt() -> None:
     assert relative.low == pytest.approx(0.75 - 2.02 * error, abs=0.003)
 
 
+def test_a_ratio_is_never_negative() -> None:
+    interval = (
+        figures_of([pair("blue", "red")] * 4 + [pair("blue", "blue")]).metrics["relative_score"].interval
+    )
+    assert interval is not None
+    assert interval.low == 0.0
+
+
 def test_what_is_undefined_is_absent() -> None:
     figures = figures_of([pair("red", "blue")])
     assert "relative_score" not in figures.metrics
