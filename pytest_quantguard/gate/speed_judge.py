@@ -27,12 +27,20 @@ def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[Spe
     """Every verdict about one cell. Where requests failed nothing else is judged: the times are of others."""
     speed = speed_config(trial)
     rules = speed.rules_of(name, level)
-    if timed.load.failed > speed.allowed_errors:
+    if timed.load.broken(speed.allowed_errors):
         return [_errors(timed.load, speed.allowed_errors)]
     verdicts = [_bound(timed.load, figure, bound, trial) for figure, bound in rules.bounds.items()]
     verdicts += _accepted(trial, name, level, timed, rules)
     verdicts += _reference(trial, timed, rules)
     return verdicts
+
+
+def _doubts(timed: Timed) -> list[str]:
+    """What may have changed the candidate's times."""
+    load, found = timed.load, list(timed.state.disturbances)
+    if load.cached_tokens and load.workload.distinct:
+        found.append(f"{load.cached_tokens} prompt tokens came from the prefix cache, which was flushed")
+    return found
 
 
 def _errors(load: Load, allowed: int) -> SpeedVerdict:
@@ -112,7 +120,7 @@ def _accepted(
         measured=load.times,
         max_slowdown=rules.max_slowdown,
         max_scatter=speed_config(trial).max_scatter,
-        disturbances=timed.state.disturbances,
+        disturbances=_doubts(timed),
     )
     yield SpeedVerdict(
         against="accepted",
@@ -164,7 +172,7 @@ def record_of(trial: Trial) -> SpeedRecord:
 def _reference(trial: Trial, timed: Timed, rules: SpeedRules) -> Iterator[SpeedVerdict]:
     if rules.min_speedup_vs_reference is None or timed.reference is None:
         return
-    if timed.reference.failed > speed_config(trial).allowed_errors:
+    if timed.reference.broken(speed_config(trial).allowed_errors):
         yield SpeedVerdict(
             against="reference",
             figure=timed.load.comparison_figure,
@@ -175,13 +183,14 @@ def _reference(trial: Trial, timed: Timed, rules: SpeedRules) -> Iterator[SpeedV
             reasons=timed.reference.error_examples,
         )
         return
+    alone = [] if timed.alone is None else timed.alone.disturbances
     verdict = decide_speedup(
         reference=timed.reference.times,
         measured=timed.load.times,
         minimum=rules.min_speedup_vs_reference,
         max_scatter=speed_config(trial).max_scatter,
         paired=timed.paired,
-        disturbances=timed.state.disturbances,
+        disturbances=[*_doubts(timed), *(f"reference: {text}" for text in alone)],
     )
     yield SpeedVerdict(
         against="reference",

@@ -66,7 +66,7 @@ def _timed(trial: Trial, name: str, level: str) -> Timed:
             f"The score needs the times of {test}, which was not timed in this session: select it too."
         )
     loads = [timed.load, *([timed.reference] if timed.reference is not None else [])]
-    if any(load.failed or not load.times for load in loads) or timed.reference is None:
+    if timed.reference is None or any(load.broken(speed_config(trial).allowed_errors) for load in loads):
         raise QuantguardError(f"The score needs the times of {test}, in which requests failed.")
     return timed
 
@@ -104,7 +104,7 @@ def _doubts(cells: list[Timed], max_scatter: float) -> list[str]:
                 "by "
                 f"{scatter(times):.1%}"
             )
-        found += timed.state.disturbances
+        found += timed.state.disturbances + (timed.alone.disturbances if timed.alone else [])
     return list(dict.fromkeys(found))
 
 

@@ -27,12 +27,21 @@ ROOM_FOR_BOTH = 0.95
 
 @dataclass(slots=True)
 class Timed:
-    """A cell that was timed. reference: with as many rounds, if it was measured; paired: interleaved."""
+    """A cell that was timed.
+
+    reference: with as many rounds, if it was measured; alone: the machine meanwhile, where it was not
+    interleaved with the candidate. state: the machine during the candidate's rounds.
+    """
 
     load: Load
     reference: Load | None
-    paired: bool
+    alone: MachineState | None
     state: MachineState
+
+    @property
+    def paired(self) -> bool:
+        """Whether the reference's rounds were interleaved."""
+        return self.reference is not None and self.alone is None
 
 
 class TooManyErrorsError(Exception):
@@ -71,11 +80,15 @@ def known_fingerprint(trial: Trial) -> dict[str, Fingerprint]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A cell that is warm and can be timed. servers: those that run meanwhile."""
+    """A cell that is warm and can be timed.
+
+    beside: the reference, whose rounds alternate. before: the reference as it was measured alone. servers:
+    those that run meanwhile.
+    """
 
     load: Load
-    reference: Load | None
-    paired: bool
+    beside: Load | None
+    before: tuple[Load, MachineState] | None
     servers: tuple[RunningServer, ...]
 
 
@@ -85,24 +98,24 @@ def prepare_cell(trial: Trial, name: str, level: Level) -> Prepared:
     Raises `QuantguardError` where that is not possible: server, replay file, context, file descriptors.
     """
     speed = speed_config(trial)
-    reference, paired = None, False
-    if _needs_reference(speed, name, level):
-        paired = _side_by_side(trial, speed)
-        reference = _beside(trial, name, level) if paired else _in_turn(trial)[name, level]
+    together = _needs_reference(speed, name, level) and _side_by_side(trial, speed)
+    alone = _needs_reference(speed, name, level) and not together
+    before = _in_turn(trial)[name, level] if alone else None
     server = trial.server()
     server.check_alive()
     fingerprint_of(trial)
     load = _load(trial, server, trial.config.candidate, name, level)
     load.warm_up(speed.warmup_rounds, trial.progress)
-    if paired and reference is not None:
-        reference.warm_up(speed.warmup_rounds, trial.progress)
-    return Prepared(load, reference, paired, (server, trial.reference_server()) if paired else (server,))
+    if not together:
+        return Prepared(load, None, before, (server,))
+    beside = _load(trial, trial.reference_server(), trial.config.reference, name, level)
+    beside.warm_up(speed.warmup_rounds, trial.progress)
+    return Prepared(load, beside, None, (server, trial.reference_server()))
 
 
 def take_times(trial: Trial, prepared: Prepared, benchmark: Any) -> Timed:
     """The rounds, timed with pytest-benchmark's fixture; of the reference beside it one before each."""
-    speed, load = speed_config(trial), prepared.load
-    beside = prepared.reference if prepared.paired else None
+    speed, load, beside = speed_config(trial), prepared.load, prepared.beside
 
     def before() -> None:
         trial.progress(
@@ -115,27 +128,28 @@ def take_times(trial: Trial, prepared: Prepared, benchmark: Any) -> Timed:
         load.prepare()
 
     def measured() -> None:
-        if load.failed <= speed.allowed_errors:
+        if not load.broken(speed.allowed_errors):
             load.run()
-        if load.failed > speed.allowed_errors:
+        if load.broken(speed.allowed_errors):
             raise TooManyErrorsError
 
-    server = prepared.servers[0]
-    own = trial.config.candidate, trial.config.reference
-    known = all(getattr(config, "command", None) is None for config in own)  # else elsewhere, in a container
-    with Watch(
-        lambda: _own_seconds(prepared.servers) if known else None, gpus=is_loopback(server.url)
-    ) as watch:
+    with _watch(trial, prepared.servers) as watch:
         try:
             benchmark.pedantic(measured, setup=before, rounds=speed.rounds, iterations=1, warmup_rounds=0)
         except TooManyErrorsError:
-            server.check_alive()
+            prepared.servers[0].check_alive()
     assert watch.state is not None
-    return Timed(load, prepared.reference, prepared.paired, watch.state)
+    reference, alone = prepared.before or (beside, None)
+    return Timed(load, reference, alone, watch.state)
 
 
-def _beside(trial: Trial, name: str, level: Level) -> Load:
-    return _load(trial, trial.reference_server(), trial.config.reference, name, level)
+def _watch(trial: Trial, servers: Sequence[RunningServer]) -> Watch:
+    """Of the machine while these run. A server under a command of the user's own may be in a container, where
+    what it uses cannot be told from what others use.
+    """
+    configs = trial.config.candidate, trial.config.reference
+    known = all(getattr(config, "command", None) is None for config in configs)
+    return Watch(lambda: _own_seconds(servers) if known else None, gpus=is_loopback(servers[0].url))
 
 
 def _load(trial: Trial, server: RunningServer, config: ServerConfig | None, name: str, level: Level) -> Load:
@@ -186,10 +200,10 @@ def _require_context(workload: Workload, context_length: int | None, scenario: S
         )
 
 
-def _in_turn(trial: Trial) -> dict[tuple[str, Level], Load]:
+def _in_turn(trial: Trial) -> dict[tuple[str, Level], tuple[Load, MachineState]]:
     """All cells of the reference, measured at once while the candidate is stopped."""
 
-    def measure() -> dict[tuple[str, Level], Load]:
+    def measure() -> dict[tuple[str, Level], tuple[Load, MachineState]]:
         speed, found = speed_config(trial), {}
         cells = [cell for cell in speed.cells() if _needs_reference(speed, *cell)]
         for name, _ in cells:
@@ -198,10 +212,12 @@ def _in_turn(trial: Trial) -> dict[tuple[str, Level], Load]:
             for name, level in cells:
                 load = _load(trial, server, trial.config.reference, name, level)
                 load.warm_up(speed.warmup_rounds, trial.progress)
-                for _ in range(speed.rounds):
-                    load.prepare()
-                    load.run()
-                found[name, level] = load
+                with _watch(trial, [server]) as watch:
+                    for _ in range(speed.rounds):
+                        load.prepare()
+                        load.run()
+                assert watch.state is not None
+                found[name, level] = load, watch.state
         return found
 
     return trial.once("reference speed", measure)

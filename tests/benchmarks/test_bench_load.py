@@ -35,7 +35,9 @@ REPEATS = 5
 def generator(url: str, _: bytes, count: int, concurrency: int, tokens: int = TOKENS) -> list[float]:
     """Ours, with all its checks."""
     requests = tuple(LoadRequest(PROMPT, tokens) for _ in range(count))
-    done = run_round(Target(url.removesuffix("/generate")), Workload("", requests, None, 0, ""), concurrency)
+    done = run_round(
+        Target(url.removesuffix("/generate")), Workload("", requests, None, True, ""), concurrency
+    )
     assert done.errors == []
     return [timing.ttft for timing in done.timings]
 

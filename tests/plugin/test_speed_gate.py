@@ -45,13 +45,14 @@ class Paced:
     candidate: float = 1.0
     reference: float = 1.0
     rounds: int = 0
+    cached_tokens: int = 0
 
     def run_round(self, target: Target, workload: Workload, _: int) -> Round:
         """In place of sending requests."""
         self.rounds += 1
         seconds = self.candidate if target.url == self.project.config["candidate"]["url"] else self.reference
         duration = seconds * (1 + 0.01 * (self.rounds % 3 - 1))
-        answer = RequestTiming(0.0, ((duration / 2, 1), (duration, 4)), duration, 8, 4)
+        answer = RequestTiming(0.0, ((duration / 2, 1), (duration, 4)), duration, 8, 4, self.cached_tokens)
         return Round((answer,) * len(workload.requests), duration)
 
 
@@ -168,6 +169,12 @@ class TestAccepted:
         accepted.write(speed={**speed, "on_inconclusive": "fail"})
         accepted.run("-k", "speed").assert_outcomes(failed=2)
         assert {verdicts(check)["accepted"] for check in cells(accepted).values()} == {"inconclusive"}
+
+    def test_a_cache_that_was_not_empty_is_inconclusive(self, paced: Paced, accepted: Project) -> None:
+        paced.cached_tokens = 2
+        accepted.run("-k", "speed and max").assert_outcomes(passed=1, warnings=1)
+        (verdict,) = cells(accepted)["speed[decode_heavy-max]"]["speed"]["verdicts"]
+        assert verdict["reasons"] == ["40 prompt tokens came from the prefix cache, which was flushed"]
 
     def test_a_scenario_missing_from_the_record_fails(self, accepted: Project) -> None:
         other = {**SCENARIO, "name": "other"}

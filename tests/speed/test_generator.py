@@ -23,7 +23,7 @@ FIRST, GAP = 0.05, 0.02
 
 def workload(count: int = 4, tokens: int = 5, offsets: tuple[float, ...] | None = None) -> Workload:
     requests = tuple(LoadRequest((number + 1, 7, 8), tokens) for number in range(count))
-    return Workload("test", requests, offsets, 0, "digest")
+    return Workload("test", requests, offsets, True, "digest")
 
 
 def ask(script: Script, concurrency: int = 4, status: int = 200, **limits: float) -> Round:

@@ -21,7 +21,9 @@ def load(offsets: tuple[float, ...] | None = None) -> tuple[Load, list[str]]:
     """A load, and the list that grows with each flush of the cache."""
     flushed: list[str] = []
     client = cast(Any, SimpleNamespace(flush_cache=lambda: flushed.append("flush")))
-    return Load(client, Target("http://127.0.0.1:1"), Workload("w", REQUESTS, offsets, 0, ""), 1, {}), flushed
+    return Load(
+        client, Target("http://127.0.0.1:1"), Workload("w", REQUESTS, offsets, True, ""), 1, {}
+    ), flushed
 
 
 def play(monkeypatch: pytest.MonkeyPatch, *durations: float | str) -> None:

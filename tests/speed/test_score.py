@@ -23,7 +23,10 @@ TIMES = {"1": (4.0, 2.0), "8": (3.0, 1.0), "max": (2.0, 2.0)}
 def load(seconds: float, failed: int = 0, spread: float = 0.0) -> Any:
     times = [seconds * (1 + spread * number) for number in (-1, 0, 1)]
     return SimpleNamespace(
-        times=times, failed=failed, concurrency=1, workload=SimpleNamespace(scenario="decode_heavy")
+        times=times,
+        broken=lambda allowed: failed > allowed,
+        concurrency=1,
+        workload=SimpleNamespace(scenario="decode_heavy"),
     )
 
 
@@ -32,6 +35,7 @@ def timed(reference: float, candidate: float, **changes: Any) -> Any:
         load=load(candidate, **changes),
         reference=load(reference),
         paired=False,
+        alone=None,
         state=SimpleNamespace(disturbances=[]),
     )
 

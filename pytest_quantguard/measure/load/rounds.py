@@ -83,6 +83,10 @@ class Load:
         """The most requests that failed in one round."""
         return max(self.errors, default=0)
 
+    def broken(self, allowed_errors: int) -> bool:
+        """Whether a round had more failed requests than may be, or nothing else."""
+        return self.failed > allowed_errors or self.failed == len(self.workload.requests)
+
     def run(self) -> None:
         """One timed round. `prepare` comes before it."""
         sent = self._send()

@@ -29,13 +29,14 @@ class LoadRequest:
 class Workload:
     """A scenario's requests in the order in which they are sent.
 
-    offsets: seconds after the start at which each is sent; None in a closed loop.
+    offsets: seconds after the start at which each is sent; None in a closed loop. distinct: no prompt begins
+    as another does.
     """
 
     scenario: str
     requests: tuple[LoadRequest, ...]
     offsets: tuple[float, ...] | None
-    shared_prefix: int
+    distinct: bool
     digest: str
 
     @property
@@ -63,11 +64,11 @@ def build_workload(
     if isinstance(scenario, Replay):
         pairs = read_replay(folder / scenario.file, tokenize=tokenize, limit=scenario.requests)
         requests = tuple(LoadRequest(tuple(ids), tokens) for ids, tokens in pairs)
-        shared = 0
+        distinct = False
     else:
-        requests, shared = _synthetic(scenario, seed, vocab_size), scenario.shared_prefix
+        requests, distinct = _synthetic(scenario, seed, vocab_size), scenario.shared_prefix == 0
     offsets = _offsets(scenario, len(requests), seed)
-    return Workload(name, requests, offsets, shared, _digest(requests, offsets))
+    return Workload(name, requests, offsets, distinct, _digest(requests, offsets))
 
 
 def _synthetic(scenario: Synthetic, seed: int, vocab_size: int) -> tuple[LoadRequest, ...]:
