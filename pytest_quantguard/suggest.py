@@ -192,18 +192,19 @@ def _of_phase(suggestion: Suggestion, phase: Phase | None) -> Suggestion:
 
 def as_yaml(proposal: Proposal, extends: str | Path) -> str:
     """A config that refines the one it `extends` with the proposed bounds, each with its reason."""
+    times = "once" if proposal.measurements == 1 else f"{proposal.measurements} times"
     lines = [
-        f"# Proposed by quantguard suggest for {proposal.name}: {proposal.cells} cells, measured "
-        f"{'once' if proposal.measurements == 1 else f'{proposal.measurements} times'} each.",
-        f"# Margin: {proposal.margin:.0%} of the worst value, at least {SPREADS:g} x the candidate's "
-        "run-to-run "
-        f"spread and {SPREADS:g} x the",
-        "# reference's noise floor. Copy the section into the config, or use this file as one.",
+        f"# Proposed by quantguard suggest for {proposal.name}:",
+        f"# {proposal.cells} cells, measured {times} each. Margin: {proposal.margin:.0%} of the worst "
+        "value, at",
+        f"# least {SPREADS:g} x the run-to-run spread and {SPREADS:g} x the reference's noise floor.",
+        "# Copy the section into the config (--apply does), or use this file as one.",
         f"extends: {yaml.safe_dump(str(extends)).splitlines()[0]}",
         "accuracy:",
     ]
-    general = [item for item in proposal.suggestions if item.phase is None]
-    lines += [f"  {entry_of(item):<32}# {reason_of(item)}" for item in general]
+    for item in proposal.suggestions:
+        if item.phase is None:
+            lines += [f"  # {reason_of(item)}", f"  {entry_of(item)}"]
     special = [item for item in proposal.suggestions if item.phase is not None]
     if special:
         lines.append("  overrides:")
