@@ -56,7 +56,7 @@ def test_six_cells_with_all_figures(pytester: pytest.Pytester) -> None:
             assert rate * seconds == pytest.approx(check.speed.output_tokens)
         assert ("p99_itl_ms" in figures) == (check.speed.scenario == "decode_heavy")
         assert check.speed.cached_tokens == 0
-        assert check.speed.machine["idle"] is not None
+        assert {"idle", "foreign", "gpus", "disturbances"} <= check.speed.machine.keys()
 
 
 @pytest.mark.parametrize("way", ["interleaved", "in_turn"])
