@@ -11,6 +11,7 @@ from pytest_quantguard.cli import COMMANDS, main
 from pytest_quantguard.config_file import json_schema, load_config
 from tests.plugin.conftest import Project
 
+ACCURACY = ("-k", "accuracy and kl_mean")
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
@@ -126,7 +127,7 @@ def test_baseline_at_a_url(
     assert main(["accept", "gate.yaml", "--push"]) == 0
     assert len(list((store / "base" / "accepted").iterdir())) == 1
     capfd.readouterr()
-    assert main(["run", "gate.yaml"]) == 0
+    assert main(["run", "gate.yaml", "--", "-k", "drift and bs1"]) == 0
     assert "drift kl_mean" in capfd.readouterr().out
 
 
@@ -142,13 +143,13 @@ def test_suggest_runs_the_candidate(captured: Project, capsys: pytest.CaptureFix
     assert "written to tight.yaml" in capsys.readouterr().err
     tight = load_config(captured.folder / "tight.yaml")
     assert set(tight.accuracy.bounds) == {"kl_mean", "agreement"}
-    assert main(["run", "tight.yaml"]) == 0, "what was measured keeps the proposed bounds"
+    assert main(["run", "tight.yaml", "--", *ACCURACY]) == 0, "what was measured keeps the proposed bounds"
     captured.candidate.noise = 0.2
-    assert main(["run", "tight.yaml"]) == 1
+    assert main(["run", "tight.yaml", "--", *ACCURACY]) == 1
 
 
 def test_suggest_takes_results(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "gate.yaml"]) == 0
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
     captured.candidate.requests = 0
     capfd.readouterr()
     result = ".quantguard/toy"
@@ -190,9 +191,9 @@ def test_suggest_needs_answers_that_can_be_used(
 
 
 def test_compare_results(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "gate.yaml"]) == 0
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
     captured.candidate.noise = 0.8
-    assert main(["run", "gate.yaml", "--output", "after"]) == 1
+    assert main(["run", "gate.yaml", "--output", "after", "--", *ACCURACY]) == 1
     capfd.readouterr()
     assert main(["compare", ".quantguard/toy", "after/toy/result.json", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
