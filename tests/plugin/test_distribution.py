@@ -53,6 +53,8 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
         assert (merged["verdict"], merged["partial"], len(merged["checks"])) == ("passed", False, 18)
         assert len(merged["cells"]) == 4
         assert merged["candidate"]["capabilities"]["version"] == "1.0"
+        report = (spread.folder / ".quantguard" / name / "report.html").read_text()
+        assert "Worst positions" in report, "what only the worker has measured"
 
 
 def test_timing_is_refused(spread: Project) -> None:
