@@ -269,7 +269,9 @@ def _read(remote: RemoteFolder, name: str, limit: int) -> bytes:
 
 def _explained(url: str, error: Exception) -> Exception:
     """No access is the user's to mend; anything else may pass."""
-    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
+    response = getattr(error, "response", None)
+    status = getattr(error, "status", getattr(response, "status_code", None))
+    if isinstance(error, PermissionError) or status in (401, 403):
         return BaselineError(
             f"{url} may not be read: {_reason(error)}. Give access in the way of the store (HF_TOKEN, "
             "AWS_PROFILE, "

@@ -8,6 +8,7 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import fsspec
@@ -138,6 +139,20 @@ def test_no_access_is_not_offline(
     handler.status = status
     with pytest.raises(BaselineError, match=r"may not be read.*Give access in the way of the store"):
         fetch(RemoteFolder.parse(url), tmp_path, said.append)
+
+
+def test_no_access_as_hugging_face_says_it(
+    memory: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RefusalError(Exception):
+        response = SimpleNamespace(status_code=403)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RefusalError("gated")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", refuse)
+    with pytest.raises(BaselineError, match=r"may not be read: RefusalError: gated. Give access"):
+        fetch(RemoteFolder.parse(memory), tmp_path, said.append)
 
 
 def test_nothing_there(web: tuple[str, type[_Handler]], memory: str, tmp_path: Path, said: list[str]) -> None:
