@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_annotations_inside_actions(captured: Project, monkeypatch: pytest.Monke
 
 def test_worst_positions_show_both_sides(captured: Project) -> None:
     captured.candidate.noise = 0.9
-    captured.run(*SELECTED)
+    captured.run(*SELECTED, "--junitxml=junit.xml")
     details = captured.result()["details"]
     assert len(details["worst"]) == 10
     worst = details["worst"][0]
@@ -81,6 +82,20 @@ def test_worst_positions_show_both_sides(captured: Project) -> None:
     assert {cell["batch_size"] for cell in details["cells"]} == {1, 4}
     assert sum(details["cells"][0]["histogram"]["candidate"]) == 8 * 8
     assert sum(details["cells"][0]["histogram"]["noise"]) == 8 * 8
+
+    check_junit(captured)
+
+
+def check_junit(captured: Project) -> None:
+    """Every figure of a check is a property of its test case."""
+    found = {check["id"]: check for check in captured.result()["checks"]}
+    check = found["accuracy[decode-bs4-kl_mean]"]
+    cases = ElementTree.parse(captured.folder / "junit.xml").getroot().iter("testcase")
+    case = next(case for case in cases if case.get("name") == check["id"])
+    said = {item.get("name"): item.get("value") for item in case.iter("property")}
+    assert (said["metric"], said["unit"], float(said["bound"] or 0)) == ("kl_mean", "nats", 0.1)
+    numbers = [float(said[name] or 0) for name in ("value", "interval_low", "interval_high", "noise_floor")]
+    assert numbers == pytest.approx([check["value"], *check["interval"], check["noise_floor"]])
 
 
 def test_a_server_without_texts_leaves_ids(captured: Project) -> None:
