@@ -55,7 +55,7 @@ def write(block: str, folder: Path) -> None:
 def shrink(config: Path) -> None:
     """Fewer prompts and positions, so that the test ends soon."""
     text = config.read_text()
-    smaller = text.replace("size: 32", "size: 12").replace("score_tokens: 32", "score_tokens: 16")
+    smaller = text.replace("size: 16", "size: 8").replace("score_tokens: 32", "score_tokens: 16")
     assert smaller != text
     config.write_text(smaller)
 
