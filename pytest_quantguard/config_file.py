@@ -20,8 +20,6 @@ from pydantic_core import ErrorDetails
 
 from pytest_quantguard.config import GateConfig
 from pytest_quantguard.errors import ConfigError
-from pytest_quantguard.logprobs.metrics import METRICS
-from pytest_quantguard.stats.figures import FIGURES
 
 KeyPath = tuple[str | int, ...]
 
@@ -71,26 +69,6 @@ def load_configs(paths: Iterable[Path]) -> list[GateConfig]:
         seen[config.name] = path
         configs.append(config)
     return configs
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the file, for editors."""
-    schema = GateConfig.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "pytest-quantguard config"
-    for name, section in schema["$defs"].items():
-        value = section.get("additionalProperties")
-        if isinstance(value, dict) and value.get("$ref") in ("#/$defs/Bound", "#/$defs/DriftBound"):
-            timed = name.startswith("Speed")
-            known = FIGURES if timed else METRICS
-            named = {key: {**value, "description": item.description} for key, item in known.items()}
-            section["properties"] = section.get("properties", {}) | named
-            section["additionalProperties"] = value if timed else False  # figures have second names
-    schema["properties"]["extends"] = {
-        "description": "File or files, relative to this one, whose values this one refines.",
-        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-    }
-    return schema
 
 
 # Reading

@@ -37,7 +37,7 @@ LONGEST = 5
 
 
 def render_reference(schema: Schema) -> str:
-    """The whole page, from what `config_file.json_schema` returns."""
+    """The whole page, from what `config_schema.json_schema` returns."""
     parts = [HEAD]
     for title, section in _sections(schema):
         parts.append(f"\n## {title}\n\n{_text(section)}{_table(section, schema['$defs'])}")
@@ -123,7 +123,7 @@ def _table(section: Schema, definitions: Mapping[str, Schema]) -> str:
     keys = _own(section)
     if not keys:
         return ""
-    required = section.get("required", ())
+    required = section.get("required", section.get("then", {}).get("required", ()))
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, value in keys.items():
         meaning = " ".join(str(value.get("description", "")).split())
@@ -154,7 +154,7 @@ def _short_mapping(default: Mapping[str, Any]) -> str:
     given = {key: item for key, item in default.items() if item is not None}
     if set(given) == {"amount", "relative"}:
         return f"`{given['amount'] * 100:g}%`" if given["relative"] else f"`{given['amount']:g}`"
-    if len(given) == 1 and not isinstance(next(iter(given.values())), Mapping | list):
+    if set(given) in ({"max"}, {"min"}):
         return "`{" + ", ".join(f"{key}: {item}" for key, item in given.items()) + "}`"
     return "its defaults" if given else "empty"
 
@@ -170,7 +170,7 @@ def _type(value: Schema, definitions: Mapping[str, Schema]) -> str:
         return ", ".join(f"`{item}`" for item in value["enum"])
     for several in ("anyOf", "oneOf"):
         if several in value:
-            kinds = [_type(item, definitions) for item in value[several]]
+            kinds = [_type(item, definitions) for item in value[several] if "not" not in item]
             if len(kinds) > LONGEST:
                 return "any value"
             return " or ".join(dict.fromkeys(kinds))

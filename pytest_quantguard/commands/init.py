@@ -136,7 +136,7 @@ def _next_steps(config: str) -> list[str]:
     steps = (
         ("doctor", "will it run on this machine?"),
         ("capture", "once: records what the unquantized model answers"),
-        ("suggest", "bounds from what your candidate measures; --apply puts them in"),
+        ("suggest --apply", "sets the bounds from what your candidate measures"),
         ("run", "in every build"),
     )
     return ["next:", *(f"  quantguard {word} {config}\n      {what}" for word, what in steps)]

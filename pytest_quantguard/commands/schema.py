@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print, or check."""
-    from pytest_quantguard.config_file import json_schema, load_configs
+    from pytest_quantguard.config_file import load_configs
+    from pytest_quantguard.config_schema import json_schema
 
     if arguments.markdown:
         from pytest_quantguard.config_reference import render_reference

@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from pytest_quantguard.cli import COMMANDS, build_parser
-from pytest_quantguard.config_file import json_schema, load_config
+from pytest_quantguard.config_file import load_config
 from pytest_quantguard.config_reference import render_reference
+from pytest_quantguard.config_schema import json_schema
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -75,6 +77,37 @@ def test_examples_name_their_schema(path: Path) -> None:
     named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
     assert named is not None, f"{path.name} should begin with the hint for editors"
     assert (path.parent / named[1]).resolve() == DOCS / "config.schema.json"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_editors_find_nothing_wrong_with_examples(path: Path) -> None:
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speeed: null", "'speeed' was unexpected"),
+        ("name: 5", "5 is not of type 'string'"),
+        ("accuracy: {kl_maen: {max: 1}}", "'kl_maen' was unexpected"),
+        ("accuracy: {kl_mean: {max: x}}", "is not valid under any of the given schemas"),
+        ("candidate: {model_path: x}", "'backend' is a required property"),
+        ("accuracy: null", "None is not of type 'object'"),
+    ],
+)
+def test_editors_mark_mistakes(text: str, message: str) -> None:
+    document = {**yaml.safe_load(BASE), **yaml.safe_load(text)}
+    errors = jsonschema.Draft202012Validator(json_schema()).iter_errors(document)
+    assert any(message in error.message for error in errors)
+
+
+def test_editors_ask_for_the_whole_only_where_nothing_is_extended() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    part = {"name": "x", "candidate": {"faults": ["lm_head_zero"]}, "speed": {"max_slowdown": "5%"}}
+    assert [error.message for error in validator.iter_errors({"extends": "base.yaml", **part})] == []
+    missing = {error.message for error in validator.iter_errors(part)}
+    assert "'accuracy' is a required property" in missing
+    assert "'backend' is a required property" in missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_quantguard.config import EmulatorServer, GateConfig, Increase, SglangServer
-from pytest_quantguard.config_file import json_schema, load_config, load_configs
+from pytest_quantguard.config_file import load_config, load_configs
+from pytest_quantguard.config_schema import json_schema
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.logprobs.metrics import METRICS
 

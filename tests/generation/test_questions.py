@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_quantguard.config_file import json_schema, load_config
+from pytest_quantguard.config_file import load_config
 from pytest_quantguard.config_generation import GenerationConfig
+from pytest_quantguard.config_schema import json_schema
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.generation.metrics import GENERATION_METRICS

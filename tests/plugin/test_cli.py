@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_quantguard.cli import COMMANDS, main
-from pytest_quantguard.config_file import json_schema, load_config
+from pytest_quantguard.config_file import load_config
+from pytest_quantguard.config_schema import json_schema
 from tests.plugin.conftest import Project
 
 ACCURACY = ("-k", "accuracy and kl_mean")
