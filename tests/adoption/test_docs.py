@@ -171,6 +171,19 @@ def test_documented_configs_are_right(page: Path, tmp_path: Path, monkeypatch: p
         load_config(path)
 
 
+def test_the_page_of_commands_has_them_all() -> None:
+    page = (DOCS / "commands.md").read_text()
+    assert re.findall(r"^\| `quantguard ([a-z-]+)", page, re.MULTILINE) == [
+        module.NAME for module in COMMANDS
+    ]
+    options = subprocess.run(
+        [sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True
+    )
+    assert set(re.findall(r"--quantguard-[a-z-]+", options.stdout)) == set(
+        re.findall(r"--quantguard-[a-z-]+", page)
+    )
+
+
 def test_every_page_is_in_the_navigation() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     listed = re.findall(r"[\w-]+\.md", json.dumps(site["nav"]))
