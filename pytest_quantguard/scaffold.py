@@ -139,11 +139,18 @@ def workflow_text(plan: Plan) -> str:
     """The GitHub Actions workflow."""
     name = "workflow-emulator.yml" if plan.backend == "emulator" else "workflow-gpu.yml"
     return (
-        template(name)
+        _for_place(template(name), remote="://" in plan.baseline_place)
         .replace("@CONFIG@", plan.config_file)
-        .replace("@BASELINES@", plan.baseline_place)
+        .replace("@BASELINES@", _scalar(plan.baseline_place))
         .replace("@INSTALL@", "pytest-quantguard[emulator]")
     )
+
+
+def _for_place(text: str, *, remote: bool) -> str:
+    """Without the lines that are only for a baseline in a folder, or only for one at a URL."""
+    kept, dropped = (" # @url", " # @folder") if remote else (" # @folder", " # @url")
+    lines = (line.removesuffix(kept) for line in text.splitlines() if not line.endswith(dropped))
+    return "\n".join(lines) + "\n"
 
 
 def config_text(plan: Plan) -> str:

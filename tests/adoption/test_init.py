@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pytest_quantguard.cli import main
 from pytest_quantguard.config import AttachServer, EmulatorServer, SglangServer
@@ -106,6 +107,10 @@ def test_unknown_quantization_must_show_nevertheless() -> None:
 def test_baseline_at_a_url() -> None:
     assert main(["init", *QWEN, "--baseline", "s3://bucket/base"]) == 0
     assert load_config(Path("qwen3-8b-nvfp4.yaml")).baseline == "s3://bucket/base"
+    workflow = yaml.safe_load(Path(".github/workflows/quantguard.yml").read_text())
+    accept = workflow["jobs"]["accept"]
+    assert accept["steps"][-1]["with"]["arguments"] == "--push"
+    assert "permissions" not in accept, "nothing is committed"
 
 
 def test_asks_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
