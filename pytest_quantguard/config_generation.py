@@ -81,7 +81,7 @@ class GenerationConfig(GenerationBounds):
         min_length=1,
         description="Which tasks. Default: all five built-in ones, or all that the file has.",
     )
-    seed: int = 0
+    seed: int = Field(default=0, description="Of built-in questions.")
     route: Literal["native", "chat"] = Field(
         default="native",
         description="native: token ids to /generate, the template applied here; chat: messages to "
@@ -111,7 +111,7 @@ class GenerationConfig(GenerationBounds):
         default=2, ge=1, le=2, description="2: the reference answers twice at capture, to know its own noise."
     )
     resume: bool = Field(default=True, description="Take over finished answers of an interrupted run.")
-    decision: Decision = "point"
+    decision: Decision = Field(default="point", description="Of bounds that give none.")
 
     relative_score: Bound | None = Bound(min=0.95)
     runaways: Bound | None = Bound(max=0.02)

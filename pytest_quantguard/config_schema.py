@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_quantguard.config import GateConfig
+from pytest_quantguard.generation.metrics import GENERATION_METRICS
 from pytest_quantguard.logprobs.metrics import METRICS
 from pytest_quantguard.stats.figures import FIGURES
 
@@ -21,6 +22,7 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "pytest-quantguard config"
     _name_bounded_keys(schema["$defs"])
+    _explain_keys(schema["$defs"])
     schema["properties"]["extends"] = {
         "description": "File or files, relative to this one, whose values this one refines.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -40,6 +42,16 @@ def _name_bounded_keys(sections: dict[str, Any]) -> None:
             named = {key: {**value, "description": item.description} for key, item in known.items()}
             section["properties"] = section.get("properties", {}) | named
             section["additionalProperties"] = value if timed else False  # figures have second names
+
+
+def _explain_keys(sections: dict[str, Any]) -> None:
+    """Say of bounds on generated answers what they bound, and of a section's kind that it is its kind."""
+    for section in sections.values():
+        for key, value in section.get("properties", {}).items():
+            if key in GENERATION_METRICS:
+                value.setdefault("description", GENERATION_METRICS[key].description)
+            if "const" in value:
+                value.setdefault("description", "Says which kind of section this is.")
 
 
 def _allow_parts(schema: dict[str, Any]) -> None:

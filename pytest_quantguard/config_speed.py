@@ -96,8 +96,8 @@ class PrefillHeavy(SyntheticScenario):
     """Long prompts, one token out: the time of the prompt's computation."""
 
     kind: Literal["prefill_heavy"]
-    input_tokens: PositiveInt = 2048
-    output_tokens: PositiveInt = 1
+    input_tokens: PositiveInt = Field(default=2048, description="Of each prompt.")
+    output_tokens: PositiveInt = Field(default=1, description="Of each answer, exactly.")
 
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return (self.input_tokens, self.input_tokens), (self.output_tokens, self.output_tokens)
@@ -107,8 +107,8 @@ class DecodeHeavy(SyntheticScenario):
     """Short prompts, long answers: the time of token after token."""
 
     kind: Literal["decode_heavy"]
-    input_tokens: PositiveInt = 64
-    output_tokens: PositiveInt = 256
+    input_tokens: PositiveInt = Field(default=64, description="Of each prompt.")
+    output_tokens: PositiveInt = Field(default=256, description="Of each answer, exactly.")
 
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return (self.input_tokens, self.input_tokens), (self.output_tokens, self.output_tokens)
@@ -118,8 +118,8 @@ class Mixed(SyntheticScenario):
     """Prompts and answers of many lengths, drawn from the suite's seed."""
 
     kind: Literal["mixed"]
-    input_tokens: Length = (64, 1024)
-    output_tokens: Length = (16, 256)
+    input_tokens: Length = Field(default=(64, 1024), description="Of each prompt, or shortest and longest.")
+    output_tokens: Length = Field(default=(16, 256), description="Of each answer, or shortest and longest.")
 
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return _as_range(self.input_tokens), _as_range(self.output_tokens)
@@ -129,7 +129,7 @@ class Replay(ScenarioBase):
     """Requests of a JSONL file: {"question", "model_response"}, or SGLang's {"conversations"}."""
 
     kind: Literal["replay"]
-    file: Path
+    file: Path = Field(description="The JSONL file.")
     requests: PositiveInt | None = Field(default=None, description="Only the first so many; default: all.")  # type: ignore[assignment]
 
 
@@ -140,10 +140,10 @@ Scenario = Annotated[PrefillHeavy | DecodeHeavy | Mixed | Replay, Field(discrimi
 class Slo(Model):
     """Limits that a request must meet to count for goodput, in milliseconds."""
 
-    ttft_ms: float | None = Field(default=None, gt=0)
-    tpot_ms: float | None = Field(default=None, gt=0)
+    ttft_ms: float | None = Field(default=None, gt=0, description="Time to first token.")
+    tpot_ms: float | None = Field(default=None, gt=0, description="Mean time of each further token.")
     itl_ms: float | None = Field(default=None, gt=0, description="For the 99th percentile of its own gaps.")
-    e2e_latency_ms: float | None = Field(default=None, gt=0)
+    e2e_latency_ms: float | None = Field(default=None, gt=0, description="From sending to the last token.")
 
     @property
     def limits(self) -> dict[str, float]:
@@ -238,18 +238,24 @@ class SpeedConfig(SpeedRules):
     """What is timed and what must hold. Without any rule, figures are only reported."""
 
     scenarios: list[Scenario] = Field(
-        default=[PrefillHeavy(kind="prefill_heavy"), DecodeHeavy(kind="decode_heavy")], min_length=1
+        default=[PrefillHeavy(kind="prefill_heavy"), DecodeHeavy(kind="decode_heavy")],
+        min_length=1,
+        description="What is timed; default: one prefill_heavy and one decode_heavy.",
     )
-    levels: list[Level] = Field(default=[1, 8, "max"], min_length=1)
+    levels: list[Level] = Field(
+        default=[1, 8, "max"], min_length=1, description="Requests in flight; max: all at once."
+    )
     rounds: int = Field(default=7, ge=1, description="Timed repetitions of each scenario at each level.")
     warmup_rounds: NonNegativeInt = Field(
         default=5, description="At most so many untimed rounds, until two in a row agree within 5 %."
     )
-    decision: Decision = "point"
+    decision: Decision = Field(default="point", description="Of bounds that give none.")
     max_scatter: Share = Field(
         default=0.1, gt=0, description="Rounds with a larger standard deviation over mean prove nothing."
     )
-    on_inconclusive: Literal["warn", "fail"] = "warn"
+    on_inconclusive: Literal["warn", "fail"] = Field(
+        default="warn", description="What becomes of a comparison that proves nothing."
+    )
     allowed_errors: NonNegativeInt = Field(default=0, description="Requests of a round that may fail.")
     stall_timeout: float = Field(
         default=120, gt=0, description="Seconds without a byte after which a request is given up."
@@ -257,9 +263,11 @@ class SpeedConfig(SpeedRules):
     reference_rounds: Literal["auto", "interleaved", "in_turn"] = Field(
         default="auto", description="auto: interleaved where both servers fit, otherwise one after the other."
     )
-    slo: Slo | None = None
-    score: Score | None = None
-    overrides: list[SpeedOverride] = Field(default_factory=list)
+    slo: Slo | None = Field(default=None, description="Limits that a request must keep, for goodput.")
+    score: Score | None = Field(default=None, description="One number over scenarios and levels.")
+    overrides: list[SpeedOverride] = Field(
+        default_factory=list, description="Other rules for some scenarios or levels."
+    )
 
     @field_validator("scenarios")
     @classmethod

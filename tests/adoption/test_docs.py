@@ -66,6 +66,7 @@ def test_config_reference_is_current() -> None:
 def test_reference_explains_every_key() -> None:
     rows = [line for line in render_reference(json_schema()).splitlines() if line.startswith("| `")]
     assert len(rows) > 150
+    assert [row for row in rows if row.endswith("|  |")] == [], "a key without a description"
     assert "| `kl_mean` | lower | nats |" in "\n".join(rows)
     for section in ("reference", "candidate", "suite", "accuracy", "selftest"):
         assert any(f"`{section}`" in row for row in rows)
