@@ -68,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers; start a session of ours if a config is given."""
     config.addinivalue_line("markers", "quantguard: a check of a quantguard gate")
+    config.addinivalue_line("markers", "timed: times requests (deselect with -m 'not timed')")
     config.addinivalue_line("markers", "slow: takes long (deselect with -m 'not slow')")
     if config.getoption("quantguard_config"):
         from pytest_quantguard.gate.hooks import start_session

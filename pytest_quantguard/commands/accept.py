@@ -27,5 +27,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the gate, then accept."""
     push = ("--quantguard-push",) if arguments.push else ()
-    untimed = ("-k", "not speed") if arguments.no_times else ()
+    untimed = ("-m", "not timed") if arguments.no_times else ()
     return run.run_gate(arguments, ("--quantguard-accept", *push, *untimed))

@@ -97,6 +97,8 @@ class CheckItem(GateItem):
         self.add_marker(pytest.mark.quantguard)
         if check.kind == "generation":
             self.add_marker(pytest.mark.slow)
+        if check.kind == "speed":
+            self.add_marker(pytest.mark.timed)
         words = {check.kind, check.metric or "", check.cell.phase if check.cell else "", check.task or ""}
         words |= {check.speed[0]} if check.speed else set()
         self.extra_keyword_matches.update(words - {""})
@@ -163,8 +165,8 @@ class TimedCheck(CheckItem, pytest.Function):
             if "PYTEST_XDIST_WORKER" in os.environ:
                 raise ConfigError(
                     "Nothing can be timed under pytest-xdist: pytest-benchmark switches itself off there, "
-                    "and workers disturb each other. Time without -n (pytest -k speed ...), and leave the "
-                    "timing out of the distributed run (-k 'not speed')."
+                    "and workers disturb each other. Time without -n (pytest -m timed ...), and leave the "
+                    "timing out of the distributed run (-m 'not timed')."
                 )
             if not self.config.pluginmanager.hasplugin("benchmark"):
                 raise ConfigError(

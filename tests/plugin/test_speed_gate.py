@@ -205,7 +205,7 @@ class TestAccepted:
         assert verdicts(check) == {"accepted": "refused", "reference": "reached"}
 
     def test_accepting_without_times_keeps_the_record(self, accepted: Project) -> None:
-        result = accepted.run("--quantguard-accept", "-k", "not speed")
+        result = accepted.run("--quantguard-accept", "-m", "not timed")
         result.stdout.fnmatch_lines(["*The accepted times were kept."])
         accepted.run("-k", "speed").assert_outcomes(passed=2)
 
@@ -360,7 +360,7 @@ def test_an_older_record_is_not_lost_unseen(paced: Paced, monkeypatch: pytest.Mo
     project.write(speed={**SPEED, "levels": ["max"]})
     assert project.run("--quantguard-accept").ret == 0
     monkeypatch.setattr("pytest_quantguard.baseline.speed_record.SCHEMA_VERSION", 2)
-    result = project.run("--quantguard-accept", "-k", "not speed")
+    result = project.run("--quantguard-accept", "-m", "not timed")
     result.stdout.fnmatch_lines(["The speed record has schema version 1; this pytest-quantguard reads 2.*"])
     assert len(list((project.folder / "baseline").glob("accepted/*/speed-*.json"))) == 1
     result = project.run("--quantguard-accept")
