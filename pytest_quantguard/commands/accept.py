@@ -8,9 +8,9 @@ from pytest_quantguard.commands import run
 
 NAME = "accept"
 SUMMARY = "store the candidate's answers and times as the accepted run"
-DESCRIPTION = """Run the gate and, if every check holds, store the candidate's answers beside the baseline. Later
-runs are compared with them position by position (accuracy.drift). The times of a config with `speed` are
-stored too, and later ones held against them (speed.max_slowdown); --no-times keeps those that are stored.
+DESCRIPTION = """Run the gate and, if every check holds, store the candidate's answers beside the baseline.
+Later runs are compared with them position by position (accuracy.drift). The times of a config with `speed`
+are stored too, and later ones held against them (speed.max_slowdown); --no-times keeps those that are stored.
 
 The same as: pytest --quantguard-config=CONFIG --quantguard-accept"""
 
