@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pytest_quantguard.report.visible import visible
 
 LONGEST_TEXT = 4000
+LONGEST_BLOCK = 20_000
 VOID = frozenset({"meta", "br", "hr", "link"})
 
 
@@ -46,10 +47,13 @@ def foreign(value: str, *, longest: int = LONGEST_TEXT) -> Html:
     return tag("bdi", text(value, longest=longest))
 
 
-def block(value: str, *, longest: int = 20_000) -> Html:
-    """Text of several lines, for `pre`."""
+def block(value: str) -> Html:
+    """Text of several lines, for `pre`; of a very long one the beginning and the end."""
+    if len(value) > LONGEST_BLOCK:
+        half = LONGEST_BLOCK // 2
+        value = f"{value[:half]}\n[... {len(value) - 2 * half} characters ...]\n{value[-half:]}"
     lines = value.replace("\r\n", "\n").split("\n")
-    return Html("\n".join(html.escape(visible(line, longest=longest)) for line in lines)[: 10 * longest])
+    return Html("\n".join(html.escape(visible(line)) for line in lines))
 
 
 def _markup(child: Child) -> str:

@@ -208,6 +208,7 @@ def test_markup_escapes_what_is_not_markup() -> None:
         '<p class="a" title="&quot;&gt;&lt;x" hidden></p>'
     )
     assert block("a\n<\x1b") == "a\n&lt;\\x1b"
+    assert block("<" * 20_003) == f"{'&lt;' * 10_000}\n[... 3 characters ...]\n{'&lt;' * 10_000}"
 
 
 @pytest.mark.slow
