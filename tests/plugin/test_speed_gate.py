@@ -287,6 +287,26 @@ def test_failed_requests_fail_the_check(captured: Project) -> None:
     assert len(asked) == 4, "no further round is sent"
 
 
+def test_a_few_errors_may_be_allowed(captured: Project) -> None:
+    """The first prompt always fails; the figures are those of the others."""
+    first: list[int] = []
+
+    def mostly(body: dict[str, Any]) -> Iterator[bytes]:
+        first.append(body["input_ids"][0])
+        return iter([b"data: [DONE]\n\n"]) if body["input_ids"][0] == first[0] else stream_answer(body)
+
+    captured.candidate.streams = mostly
+    captured.write(speed={**SPEED, "allowed_errors": 1, "levels": [1], "ttft_p99_ms": {"max": 1e5}})
+    captured.run("-k", "speed").assert_outcomes(passed=1)
+    speed = cells(captured)["speed[decode_heavy-1]"]["speed"]
+    assert (speed["errors"], speed["rounds"]) == (1, 5)
+    assert speed["error_examples"] == ["0 of 4 tokens came, finish_reason None"]
+    for rate, seconds in zip(
+        speed["by_round"]["output_throughput"], speed["by_round"]["duration"], strict=True
+    ):
+        assert rate * seconds == pytest.approx(12)
+
+
 def test_benchmark_disable_skips_and_says_so(captured: Project) -> None:
     captured.write(speed=SPEED)
     captured.run("-k", "speed", "--benchmark-disable", "-rs").assert_outcomes(skipped=2)

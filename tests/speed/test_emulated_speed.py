@@ -59,6 +59,13 @@ def test_six_cells_with_all_figures(pytester: pytest.Pytester) -> None:
         assert {"idle", "foreign", "gpus", "disturbances"} <= check.speed.machine.keys()
 
 
+def test_a_shared_prefix_is_served_from_the_cache(pytester: pytest.Pytester) -> None:
+    scenario = {"kind": "prefill_heavy", "input_tokens": 64, "shared_prefix": 48, "requests": 4}
+    (check,) = gate(pytester, rounds=2, levels=[1], scenarios=[scenario]).checks
+    assert check.speed is not None
+    assert check.speed.cached_tokens == 2 * 3 * 48, "the first request of each round finds it empty"
+
+
 @pytest.mark.parametrize("way", ["interleaved", "in_turn"])
 def test_a_slow_candidate_is_seen_beside_and_after_the_reference(pytester: pytest.Pytester, way: str) -> None:
     """With a pause of 30 times a step the candidate is not half as fast, however busy the machine."""
