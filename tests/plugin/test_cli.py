@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -283,3 +286,28 @@ def test_wrong_config_is_told_with_its_line(
     line = 1 + path.read_text().splitlines().index("  batch_size:")
     error = capsys.readouterr().err
     assert f"gate.yaml:{line}: suite.batch_size: unknown key; did you mean 'batch_sizes'?" in error
+
+
+def test_offline_copy_is_said_aloud(
+    project: Project, recorded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The terminal and the result say that the baseline may not be the one that is at the URL now."""
+    monkeypatch.setenv("QUANTGUARD_CACHE", str(tmp_path / "cache"))
+    files = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(recorded.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as store:
+        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        project.write(baseline=f"http://127.0.0.1:{store.server_port}/{recorded.name}")
+        assert project.run(*ACCURACY).ret == 0
+        assert project.result()["notes"] == []
+        store.shutdown()
+        thread.join()
+    result = project.run(*ACCURACY)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "quantguard: OFFLINE: http://127.0.0.1:*cannot be reached*",
+            "  note       OFFLINE: http://127.0.0.1:*",
+        ]
+    )
+    assert project.result()["notes"][0].startswith("OFFLINE: ")
