@@ -33,8 +33,9 @@ def test_small_examples_share_one_baseline_and_suite() -> None:
         assert other.suite == first.suite
 
 
-def test_broken_example_differs_by_its_fault_only() -> None:
-    good, broken = (load_config(EXAMPLES / f"smollm2-nvfp4{end}.yaml") for end in ("", "-broken"))
+@pytest.mark.parametrize("name", ["smollm2-nvfp4", "smollm2-generation"])
+def test_broken_example_differs_by_its_fault_only(name: str) -> None:
+    good, broken = (load_config(EXAMPLES / f"{name}{end}.yaml") for end in ("", "-broken"))
     assert isinstance(broken.candidate, EmulatorServer)
     assert broken.candidate.faults
     repaired = broken.candidate.model_copy(update={"faults": []})

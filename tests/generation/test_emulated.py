@@ -139,9 +139,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         },
     }
     (folder / "small.yaml").write_text(yaml.safe_dump(config))
-    for name, fault in (("broken", "decode_position_off_by_one"), ("runaway", "runaway")):
-        faulty = {"extends": "small.yaml", "name": name, "candidate": {"faults": [fault]}}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(faulty))
+    for name, candidate in (("four-bit", {"quantization": "nvfp4"}), ("runaway", {"faults": ["runaway"]})):
+        changed = {"extends": "small.yaml", "name": name, "candidate": candidate}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(changed))
     assert main(["capture", str(folder / "small.yaml"), "--generation", "--output", str(folder / "out")]) == 0
     yield folder
     shutil.rmtree(folder)
@@ -163,8 +163,8 @@ def test_fp8_answers_like_bf16(small: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_decode_fault_loses_answers(small: Path) -> None:
-    result = run(small, "broken")
+def test_four_bits_lose_answers_of_so_small_a_model(small: Path) -> None:
+    result = run(small, "four-bit")
     assert "generation[relative_score]" in [check.id for check in result.failures]
     assert result.generation is not None
     assert result.generation.overall.lost > result.generation.overall.won
