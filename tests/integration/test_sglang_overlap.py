@@ -1,5 +1,5 @@
-"""Forced decode under SGLang's default scheduler, with chunked prefill and retraction; ends with a killed
-parent."""
+"""Forced decode under SGLang's default scheduler, with chunked prefill and retraction; a killed parent; and
+the emulator beside a real server, both in float32, where no BF16 rounding hides a difference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from pytest_quantguard.config import EmulatorServer
 from pytest_quantguard.logprobs.arrays import TopLogprobs
 from pytest_quantguard.serving.answers import Answer, GenerateRequest
 from pytest_quantguard.serving.launch import RunningServer, start
@@ -124,3 +125,20 @@ def test_forced_decode_survives_chunks_and_retraction(float32: RunningServer) ->
     differences = np.abs(own_differences(prefill, decode))
     assert np.sqrt((differences**2).mean()) < 2e-5
     assert differences.max() < 1e-4
+
+
+def test_the_emulator_computes_what_the_real_server_does(float32: RunningServer, tmp_path: Path) -> None:
+    config = EmulatorServer(backend="emulator", model_path="smollm2-135m", dtype="float32")
+    real: list[TopLogprobs] = []
+    emulated: list[TopLogprobs] = []
+    with start(config, log_path=tmp_path / "emulator.log") as emulator:
+        for server, rows in ((float32, real), (emulator, emulated)):
+            for request in prefill_of(forced_batch()):
+                server.client.flush_cache()
+                rows += rows_of(server.client.generate([request], top_logprobs=64), "prompt")
+    differences = np.abs(own_differences(real, emulated))
+    print(f"real against emulated, float32: most {differences.max():.1e}, KL {mean_kl(real, emulated):.1e}")
+    assert differences.max() < 2e-4
+    assert mean_kl(real, emulated) < 1e-6
+    for one, other in zip(real, emulated, strict=True):
+        np.testing.assert_array_equal(one.token_ids[:, 0], other.token_ids[:, 0])
