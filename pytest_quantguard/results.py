@@ -22,6 +22,9 @@ RESULT_FILE = "result.json"
 RELATIVE = "relative"
 """Unit of a change as a share of what was before."""
 
+NOT_RUN = "Not run: "
+"""Begins the message of a check that met an error which another check tells in full."""
+
 Kind = Literal["server", "validity", "accuracy", "self_consistency", "drift", "generation", "speed"]
 Outcome = Literal["passed", "failed", "warned", "error", "skipped"]
 

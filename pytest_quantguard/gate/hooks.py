@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_quantguard.report.annotations import workflow_commands
 from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.report.visible import visible
-from pytest_quantguard.results import CheckResult, RunResult
+from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
 
 PUBLISHED = "quantguard"
@@ -198,6 +198,15 @@ class GateHooks:
             if call.when == "call":
                 item.user_properties += _properties(found)
         return report
+
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport
+    ) -> tuple[str, str, tuple[str, Mapping[str, bool]]] | None:
+        """Checks that only refer to the error of another one are counted, but not told one by one."""
+        found = getattr(report, "quantguard", None)
+        if found is None or not report.failed or not found["check"]["message"].startswith(NOT_RUN):
+            return None
+        return "not run", "-", ("NOT RUN", {"yellow": True})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep it; runs in the controller under xdist."""

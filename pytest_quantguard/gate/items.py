@@ -20,7 +20,7 @@ from pytest_quantguard.gate.speed import time_cell
 from pytest_quantguard.gate.speed_times import Prepared, prepare_cell
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.report.visible import visible_lines
-from pytest_quantguard.results import CheckResult
+from pytest_quantguard.results import NOT_RUN, CheckResult
 from pytest_quantguard.session import GateSession
 
 
@@ -216,5 +216,5 @@ def _told_plainly(item: GateItem) -> Iterator[None]:
         first = item.gate.trial.told(error, item.nodeid)
         message = str(error)
         if first != item.nodeid:
-            message = "Not run: " + message.split("\n", 1)[0] + f"\n(told in full by {first})"
+            message = NOT_RUN + message.split("\n", 1)[0] + f"\n(told in full by {first})"
         raise pytest.fail.Exception(visible_lines(message), pytrace=False) from None

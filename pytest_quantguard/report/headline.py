@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_quantguard.logprobs.metrics import METRICS
-from pytest_quantguard.results import RELATIVE, CellResult, CheckResult, RunResult
+from pytest_quantguard.results import NOT_RUN, RELATIVE, CellResult, CheckResult, RunResult
 
 PHASES = ("prefill", "decode")
 OUTCOME_WORDS = (
@@ -94,9 +94,8 @@ def failed_groups(result: RunResult) -> list[FailedGroup]:
     """What failed, then what could not run, each in the order of the run."""
     groups: dict[tuple[str, str], list[CheckResult]] = {}
     for check in result.failures:
-        reason = first_line(check.message) if check.outcome == "error" else ""
-        name = "checks" if check.outcome == "error" else label(check)
-        groups.setdefault((check.outcome, reason if check.outcome == "error" else name), []).append(check)
+        common = first_line(check.message).removeprefix(NOT_RUN) if check.outcome == "error" else label(check)
+        groups.setdefault((check.outcome, common), []).append(check)
     found = [_group(outcome, checks, result.checks) for (outcome, _), checks in groups.items()]
     return sorted(found, key=lambda group: group.outcome != "failed")
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pytest_quantguard.report import html_accuracy, html_generation, html_runs, html_speed
 from pytest_quantguard.report.headline import failed_groups, figure, headlines, reason, verdict_line
 from pytest_quantguard.report.markup import Child, Html, block, join, tag
-from pytest_quantguard.results import CheckResult, RunResult
+from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 SYMBOLS = {"passed": "✔", "failed": "✘", "incomplete": "?"}
@@ -149,4 +149,4 @@ def _message(check: CheckResult, *, is_open: bool = False) -> Html:
 
 def _distinct(checks: list[CheckResult]) -> list[CheckResult]:
     """Without those that only refer to the message of another check."""
-    return [check for check in checks if not check.message.startswith("Not run: ")]
+    return [check for check in checks if not check.message.startswith(NOT_RUN)]

@@ -103,7 +103,7 @@ def _table(checks: Sequence[CheckResult]) -> list[str]:
     for check in checks:
         if (check.phase, check.batch_size) in columns:
             rows.setdefault(label(check), {})[(check.phase, check.batch_size)] = check
-    if not rows:
+    if all(cell.outcome == "error" for cells in rows.values() for cell in cells.values()):
         return []
     heads = ["check", *(f"{phase} bs {size}" for phase, size in columns), "bound"]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * (len(heads) - 1)]

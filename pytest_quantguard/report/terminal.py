@@ -82,7 +82,7 @@ def _tables(result: RunResult, width: int) -> list[Line]:
     """One table with all columns if it fits, else one per phase, else as many columns as fit."""
     rows = _rows(result.checks)
     columns = _columns(result.checks)
-    if not rows or not columns:
+    if all(cell.outcome == "error" for cells in rows.values() for cell in cells.values()):
         return []
     labels = max(map(len, rows)) + 2
     bounds = max((len(_bound(cells.values())) for cells in rows.values()), default=0)

@@ -60,7 +60,7 @@ class Startup:
             code = self._process.poll()
             if code is not None:
                 raise self._failure(
-                    f"the server ended with {exit_text(code)} {self._seconds()} after its start"
+                    f"the server ended with {exit_text(code)}, {self._seconds()} after its start"
                 )
             if self._is_ready():
                 self._read_log()

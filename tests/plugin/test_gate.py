@@ -66,10 +66,12 @@ def test_each_cell_is_measured_once(captured: Project) -> None:
 
 def test_missing_baseline_fails_with_the_command(project: Project) -> None:
     result = project.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["There is no recording at */baseline*quantguard capture*"])
-    result.stdout.fnmatch_lines(["*(told in full by toy::server)"])
+    result.stdout.fnmatch_lines(["  error      18 checks: could not run (There is no recording at *"])
+    result.stdout.fnmatch_lines(["*1 error, 17 not run in *"])
+    assert result.stdout.str().count("ERROR") == 3, "told once: the heading, the error, the summary"
     result.stdout.no_fnmatch_line("*Traceback*")
     assert project.result()["verdict"] == "failed"
     assert project.candidate.requests == 0, "no server is started for nothing"
@@ -78,7 +80,7 @@ def test_missing_baseline_fails_with_the_command(project: Project) -> None:
 def test_baseline_that_is_a_file(project: Project) -> None:
     (project.folder / "baseline").write_text("x")
     result = project.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*baseline is a file, but a recording is a folder.*"])
 
 
@@ -86,7 +88,7 @@ def test_damaged_baseline(captured: Project) -> None:
     data = next((captured.folder / "baseline").glob("data-*"))
     data.write_bytes(data.read_bytes()[:-1] + b"\x00")
     result = captured.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*is damaged*"])
 
 
@@ -96,14 +98,14 @@ def test_damaged_baseline(captured: Project) -> None:
 def test_baseline_of_another_suite(captured: Project, change: dict[str, int], named: str) -> None:
     captured.write(suite={**captured.config["suite"], **change})
     result = captured.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*stored*expected*", f"*{named}*", "*quantguard capture gate.yaml*"])
 
 
 def test_baseline_of_other_prompts(captured: Project) -> None:
     (captured.folder / "prompts.jsonl").write_text('{"text": "something else altogether"}\n')
     result = captured.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*suite_digest*", "*quantguard capture gate.yaml*"])
 
 
@@ -218,7 +220,7 @@ def test_server_that_dies_half_way(captured: Project) -> None:
 def test_wrong_server_is_an_error(captured: Project) -> None:
     captured.candidate.quantization = None
     result = captured.run()
-    result.assert_outcomes(errors=18)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*is not the one that `expect` describes*", "*quantization*'fp8'*None*"])
 
 
@@ -249,7 +251,7 @@ class TestDrift:
     def test_without_an_accepted_run_it_fails_with_the_command(self, captured: Project) -> None:
         captured.write(accuracy=DRIFT)
         result = captured.run("-k", "drift")
-        result.assert_outcomes(errors=4)
+        result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["*drift is judged against an accepted run*", "*--quantguard-accept*"])
 
     def test_accept_then_equal_then_changed(self, captured: Project) -> None:
