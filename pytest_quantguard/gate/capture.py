@@ -32,8 +32,8 @@ def record_baseline(trial: Trial) -> str:
     pinned = "" if remote is None else _push(trial, folder, remote)
     return (
         f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "
-        f"{config.suite.score_tokens} scored tokens each, {len(recording.cells)} cells. Run the gate without "
-        f"the update flag to use it.{generated}{pinned}"
+        f"{config.suite.score_tokens} scored tokens each, {len(recording.cells)} cells. The gate that "
+        f"compares with it: `quantguard run {trial.config_path}`.{generated}{pinned}"
     )
 
 

@@ -83,6 +83,8 @@ def _progress(config: pytest.Config) -> Callable[[str], None]:
 def _narrow_arguments(config: pytest.Config, state: GateSession) -> None:
     """Without paths on the command line only the gates are collected; ids of our tests are not paths."""
     if config.args_source != pytest.Config.ArgsSource.ARGS:
+        if not any(word.startswith("--benchmark") for word in config.invocation_params.args):
+            config.option.benchmark_quiet = True  # Its tables repeat our times and are too wide.
         config.args = []
         config.args_source = pytest.Config.ArgsSource.ARGS
         return

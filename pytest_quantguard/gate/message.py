@@ -16,7 +16,7 @@ from pytest_quantguard.baseline.recording import Cell, PromptRecord
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
-from pytest_quantguard.report.visible import visible
+from pytest_quantguard.report.visible import part_of_character, visible
 from pytest_quantguard.results import RELATIVE, CheckResult
 
 WIDTH = 78
@@ -169,13 +169,12 @@ def _context(trial: Trial, prompt: PromptRecord, position: int) -> str:
 
 
 def _best_tokens(trial: Trial, cell: Cell, place: Position) -> str:
-    rows = cell.rows[place.prompt]
-    best = range(min(SHOWN_TOKENS, rows.width))
-    return ", ".join(
-        f"{trial.text([int(rows.token_ids[place.position, rank])])!r} "
-        f"{np.exp(rows.logprobs[place.position, rank]):.3f}"
-        for rank in best
-    )
+    rows, told = cell.rows[place.prompt], []
+    for rank in range(min(SHOWN_TOKENS, rows.width)):
+        token = int(rows.token_ids[place.position, rank])
+        text, probability = trial.text([token]), np.exp(rows.logprobs[place.position, rank])
+        told.append(f"{text!r}{part_of_character(text, token)} {probability:.3f}")
+    return ", ".join(told)
 
 
 def _shown(label: str, text: str) -> list[str]:

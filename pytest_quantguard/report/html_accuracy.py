@@ -18,6 +18,7 @@ from pytest_quantguard.report.headline import (
     use_of_bound,
 )
 from pytest_quantguard.report.markup import Child, Html, foreign, join, tag
+from pytest_quantguard.report.visible import part_of_character
 from pytest_quantguard.results import (
     CellDetail,
     CellResult,
@@ -54,7 +55,6 @@ LLAMA_ROWS = (
     ("Mean ln(PPL(Q)/PPL(base))", "log_perplexity_ratio", 1.0, ""),
 )
 NAMED_OUTLIERS = 3
-NO_CHARACTER = "\ufffd"
 SHOWN_PROMPTS = 40
 
 
@@ -409,7 +409,7 @@ def _top(side: str, tokens: Sequence[TokenProbability], place: WorstPosition) ->
 
 def _token(token: TokenProbability) -> str:
     """The text; with the id where the token is only part of a character."""
-    return f"{token.text} <{token.id}>" if NO_CHARACTER in token.text else token.text
+    return token.text + part_of_character(token.text, token.id)
 
 
 def llama_cpp(result: RunResult) -> Html | None:

@@ -19,7 +19,7 @@ from pytest_quantguard.report.headline import (
     reason,
     verdict_line,
 )
-from pytest_quantguard.report.visible import visible, visible_lines
+from pytest_quantguard.report.visible import part_of_character, visible, visible_lines
 from pytest_quantguard.results import CheckResult, RunResult, TokenProbability
 
 SYMBOLS = {"passed": "✅", "failed": "❌", "incomplete": "⚠️"}
@@ -173,5 +173,7 @@ def _worst(result: RunResult) -> list[str]:
 
 def _best(tokens: Sequence[TokenProbability]) -> str:
     return ", ".join(
-        f"{escaped(repr(token.text), longest=40)} {token.probability:.3f}" for token in tokens[:SHOWN_TOKENS]
+        f"{escaped(repr(token.text) + part_of_character(token.text, token.id), longest=40)} "
+        f"{token.probability:.3f}"
+        for token in tokens[:SHOWN_TOKENS]
     )

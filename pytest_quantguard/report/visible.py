@@ -17,6 +17,9 @@ WORKFLOW_COMMANDS = ("::", "##[")
 """What GitHub Actions obeys at the start of a line of output, spaces before it or not."""
 
 
+NO_CHARACTER = "\ufffd"
+
+
 def visible(text: str, *, longest: int | None = None) -> str:
     """`text` on one line with every character that hides or commands as an escape such as \\x1b or \\u202e.
 
@@ -51,3 +54,8 @@ def _powerless(line: str) -> str:
     if not start.startswith(WORKFLOW_COMMANDS):
         return line
     return f"{line[: len(line) - len(start)]}\\{start}"
+
+
+def part_of_character(text: str, token_id: int) -> str:
+    """The id of a token that is only a part of a character, to be put behind its text; empty for others."""
+    return f" <{token_id}>" if NO_CHARACTER in text else ""

@@ -25,6 +25,7 @@ def test_verdict_then_failures_then_diagnosis_then_the_table() -> None:
     assert sorted(order, key=text.index) == order
     assert "| kl_mean | 0.4100 | 0.4100 | 0.9000 ❌ | could not run ⚠️ | ≤ 0.5 |" in text
     assert "This summary is partial" in text
+    assert "'\ufffd' &#60;7&#62; 0.700" in text, "which part of a character"
 
 
 def test_tables_keep_their_columns_whatever_texts_hold() -> None:
