@@ -81,16 +81,14 @@ def record_answers(trial: Trial, server: RunningServer) -> ReferenceAnswers:
     said = server.capabilities
     questions = make_questions(prompts, config, server.client, find_tokenizer(config, said))
     asked = fit_questions(questions, config, server.client.context_length)
-    answers = [
-        _ask(
-            trial,
-            server,
-            reference,
-            asked.questions,
-            trial.options.output / REFERENCE_RESUME_FILE.format(repeat=repeat),
-        ).answers
-        for repeat in range(1, config.repeats + 1)
-    ]
+    passes = range(1, config.repeats + 1)
+    files = [trial.options.output / REFERENCE_RESUME_FILE.format(repeat=repeat) for repeat in passes]
+    answers = []
+    for repeat, path in zip(passes, files, strict=True):
+        trial.progress(f"generation: the reference answers, pass {repeat} of {config.repeats}")
+        answers.append(_ask(trial, server, reference, asked.questions, path).answers)
+    for path in files:  # Only now: an interrupted second pass must not cost the first.
+        path.unlink(missing_ok=True)
     return reference_answers(
         config,
         prompts,
@@ -125,7 +123,9 @@ def _measure(trial: Trial) -> GenerationMeasurement:
     server = trial.server()
     server.check_alive()
     asked = fit_questions(questions, config, server.client.context_length)
-    done = _ask(trial, server, trial.config.candidate, asked.questions, trial.options.output / RESUME_FILE)
+    resume_path = trial.options.output / RESUME_FILE
+    done = _ask(trial, server, trial.config.candidate, asked.questions, resume_path)
+    resume_path.unlink(missing_ok=True)
     references = stored.by_id
     pairs = tuple(
         AnswerPair(question.prompt, references[question.prompt.id].answer, answer)
@@ -142,7 +142,8 @@ def _measure(trial: Trial) -> GenerationMeasurement:
 
 def _read_reference(trial: Trial, prompts: Sequence[Prompt]) -> ReferenceAnswers:
     """The reference's answers, to exactly these questions."""
-    command = f"{trial.capture_command} --generation"
+    local = trial.remote_baseline() is None
+    command = f"{trial.capture_command} --generation" if local else trial.capture_command
     stored = read_answers(trial.baseline_folder(), command=command)
     settings = settings_of(generation_config(trial))
     if stored.header.questions_digest == digest_questions(prompts, settings):
@@ -188,7 +189,6 @@ def _ask(
         answers = answer_questions(
             server.client, questions, asking, known=file.known, keep=file.keep, progress=trial.progress
         )
-        file.remove()
     return _Asked(answers, resumed, time.monotonic() - start, tuple(file.notes))
 
 

@@ -1,7 +1,7 @@
 """The file in which a run keeps its finished answers, so that an interrupted one goes on where it was.
 
 JSON lines: a header for each run that wrote, and an answer a line, each flushed when it is there. One process
-writes at a time. When everything is answered the file is removed: a later run asks anew.
+writes at a time. Its owner removes the file when everything is answered: a later run asks anew.
 """
 
 from __future__ import annotations
@@ -50,10 +50,6 @@ class ResumeFile:
     def keep(self, answer: GeneratedAnswer) -> None:
         """Add an answer; raises QuantguardError where the disk refuses."""
         self._write(answer)
-
-    def remove(self) -> None:
-        """Everything is answered."""
-        self._path.unlink(missing_ok=True)
 
     def _take_over(self, fingerprint: str) -> None:
         """Read what is usable, and cut the rest off the end."""

@@ -194,6 +194,20 @@ def test_an_interrupted_run_asks_only_what_is_missing(captured: Project) -> None
     assert not (captured.folder / "out" / "generation.jsonl").exists()
 
 
+def test_an_interrupted_second_pass_does_not_cost_the_first(project: Project) -> None:
+    project.reference.reply = lambda text: (
+        Reply("", drops=True) if text.startswith("q7") and project.reference.asked.count(text) > 1 else None
+    )
+    with pytest.raises(ServerDiedError):
+        project.capture(concurrency=1)
+    assert len(project.reference.asked) == 18
+    project.reference.asked.clear()
+    project.reference.reply = lambda _: None
+    project.capture(concurrency=1)
+    assert [text[:2] for text in project.reference.asked] == ["q7", "q8", "q9"]
+    assert list((project.folder / "out").glob("generation*")) == []
+
+
 def test_another_server_is_asked_everything_anew(captured: Project) -> None:
     captured.candidate.reply = lambda text: Reply("", drops=True) if text.startswith("q7") else None
     with pytest.raises(ServerDiedError):
@@ -261,8 +275,9 @@ def test_a_dead_server_is_an_error_and_never_a_pass(captured: Project, pytester:
     captured.candidate.reply = lambda _: Reply("", drops=True)
     result = run(pytester, "-m", "slow")
     outcomes = result.parseoutcomes()
-    assert outcomes["errors"] == 6
-    assert "passed" not in outcomes
+    assert outcomes["errors"] >= 1
+    assert not {"passed", "failed"} & set(outcomes)
+    assert result.ret != 0
     assert "Traceback" not in "\n".join(result.outlines)
 
 

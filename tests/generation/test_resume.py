@@ -50,12 +50,6 @@ def test_an_interrupted_run_goes_on(path: Path) -> None:
         assert list(file.known) == ["q0", "q1", "q2"]
 
 
-def test_a_finished_run_leaves_nothing(path: Path) -> None:
-    with open_resume_file(path, RUN, take_over=True) as file:
-        file.remove()
-    assert not path.exists()
-
-
 def test_another_run_starts_anew(path: Path) -> None:
     with open_resume_file(path, OTHER, take_over=True) as file:
         assert file.known == {}
