@@ -106,11 +106,13 @@ def compare_recordings(first: Recording, second: Recording) -> RecordingComparis
     try:
         require_same_texts(second, first)
     except BaselineError as error:
+        counts = len(first.prompts), len(second.prompts)
         reason = str(error).split(": ", 1)[-1].split(". ", 1)[0]
+        if counts[0] != counts[1]:
+            reason = f"A has {counts[0]} prompts, B {counts[1]}"
         raise BaselineError(
             f"The two recordings cannot be compared position by position: {reason}. They must come from the "
-            "same "
-            "reference and suite."
+            "same reference and suite."
         ) from error
     common = [key for key in first.cells if key in second.cells]
     if not common:

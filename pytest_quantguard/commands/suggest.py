@@ -26,6 +26,10 @@ them with what is published for the format."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     add = parser.add_argument
+    # As argparse orders it, CONFIG would follow --from, and be taken for one of its results.
+    parser.usage = """%(prog)s CONFIG [--from RESULT [RESULT ...]]
+                          [--metrics NAME,..] [--margin SHARE] [--repeats N]
+                          [--apply | --write FILE] [--output DIR] [--json]"""
     add("config", type=Path, metavar="CONFIG", help="YAML file of the gate")
     add("--from", dest="results", type=Path, nargs="+", metavar="RESULT", help="results of runs of CONFIG "
         "(result.json or its folder), instead of running the candidate")  # fmt: skip

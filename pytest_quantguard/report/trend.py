@@ -51,7 +51,8 @@ def sparkline(values: Sequence[float | None], *, ascii_only: bool = False) -> st
     span = max(high - low, LEAST_SPAN * abs(statistics.median(known)))
     low -= (span - (high - low)) / 2
     scale = (len(levels) - 1) / span if span else 0.0
-    return "".join(" " if value is None else levels[round((value - low) * scale)] for value in values)
+    heights = [None if value is None else round((value - low) * scale + 1e-6) for value in values]
+    return "".join(" " if height is None else levels[height] for height in heights)
 
 
 def shifts(values: Sequence[float]) -> list[Shift]:
