@@ -7,16 +7,18 @@ machine, without which no time can be compared.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from pytest_quantguard.baseline.store import MANIFEST, read_attachment, write_attachment
 from pytest_quantguard.errors import BaselineError
 
 SCHEMA_VERSION: Literal[1] = 1
 ATTACHMENT = "speed"
+COMPARED = ("duration", "mean_e2e_latency_ms")
+"""Figures of which ratios are taken."""
 
 
 class SpeedModel(BaseModel):
@@ -30,7 +32,14 @@ class RecordedCell(SpeedModel):
 
     workload: str
     requests: int = Field(ge=1)
-    figures: dict[str, list[float]]
+    figures: dict[str, Annotated[list[FiniteFloat], Field(min_length=1)]]
+
+    @model_validator(mode="after")
+    def _times_are_times(self) -> RecordedCell:
+        for name in COMPARED:
+            if min(self.figures.get(name, [1.0])) <= 0:
+                raise ValueError(f"{name} is not above 0 in every round")
+        return self
 
 
 class SpeedRecord(SpeedModel):

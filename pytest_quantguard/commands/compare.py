@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_quantguard.commands import ExitCode, print_json
+from pytest_quantguard.report.visible import visible
 
 if TYPE_CHECKING:
     from pytest_quantguard.baseline.compatibility import Difference
@@ -64,7 +65,7 @@ def _compare_results(arguments: argparse.Namespace, metrics: list[str]) -> int:
         print_json({"kind": "result", **asdict(compared), "figures": figures})
     else:
         heads = [_head(letter, result) for letter, result in (("A", first), ("B", second))]
-        print("\n".join([*heads, *_result_lines(compared)]))
+        _tell([*heads, *_result_lines(compared)])
     return ExitCode.DONE
 
 
@@ -76,8 +77,13 @@ def _compare_recordings(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"kind": "recording", **asdict(compared)})
     else:
-        print("\n".join([f"A  {arguments.first}", f"B  {arguments.second}", *_recording_lines(compared)]))
+        _tell([f"A  {arguments.first}", f"B  {arguments.second}", *_recording_lines(compared)])
     return ExitCode.DONE
+
+
+def _tell(lines: list[str]) -> None:
+    """What servers and other people's files say must not command the terminal."""
+    print("\n".join(map(visible, lines)))
 
 
 def _head(letter: str, result: RunResult) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError
 
 from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.logprobs.metrics import METRICS
@@ -50,8 +50,8 @@ class HistoryEntry(Result):
     config: dict[str, Any]
     verdict: Literal["passed", "failed", "incomplete"]
     reason: str
-    seconds: float
-    figures: dict[str, float] = Field(default={}, description="By metric and cell, or by check.")
+    seconds: FiniteFloat
+    figures: dict[str, FiniteFloat] = Field(default={}, description="By metric and cell, or by check.")
     units: dict[str, str] = Field(default={}, description="Of figures that are no metrics.")
     changed: str = ""
     effect: str = ""

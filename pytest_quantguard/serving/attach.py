@@ -47,7 +47,7 @@ def check_same_server(client: Client, before: Capabilities) -> None:
 
 def _await_answer(client: Client, timeout: float, progress: Progress | None) -> None:
     deadline = time.monotonic() + timeout
-    last = "nothing listens there"
+    last = "nothing listens there, or it gives no whole answer in time"
     if progress is not None:
         progress(f"attaching to {client.url}")
     for wait in backoff():

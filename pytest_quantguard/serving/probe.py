@@ -72,12 +72,15 @@ def model_config(model_path: str | None, revision: str | None = None) -> Mapping
 
 def checkpoint_files(model_path: str | None, revision: str | None, names: Sequence[str]) -> list[Path]:
     """Which of the named files the model folder (or its copy in Hugging Face's cache) has."""
-    return [
-        folder / name
-        for folder in _model_folders(model_path, revision)
-        for name in names
-        if (folder / name).is_file()
-    ]
+    try:
+        return [
+            folder / name
+            for folder in _model_folders(model_path, revision)
+            for name in names
+            if (folder / name).is_file()
+        ]
+    except (OSError, ValueError, NotImplementedError):  # A server may name what no path can be.
+        return []
 
 
 def _model_folders(model_path: str | None, revision: str | None) -> list[Path]:
@@ -100,7 +103,8 @@ def _vocab_size(config: Mapping[str, Any]) -> int | None:
 
 def _context_length(transport: Transport, info: Mapping[str, Any]) -> int | None:
     models = (_first_of(transport, "/v1/models") or {}).get("data")
-    listed = models[0].get("max_model_len") if isinstance(models, list) and models else None
+    first = models[0] if isinstance(models, list) and models else None
+    listed = first.get("max_model_len") if isinstance(first, dict) else None
     return _integer(info.get("context_length")) or _integer(listed)
 
 

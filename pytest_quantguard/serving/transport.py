@@ -32,6 +32,8 @@ IDLE_SECONDS = 2.0
 """Servers close idle connections (uvicorn after 5 s); one that idled longer is not used again, so that a
 dropped connection always means that the server dropped the request."""
 CHUNK_BYTES = 1 << 20
+PROBE_BYTES = 1 << 26
+"""Of what a server says of itself; SGLang's /openapi.json has some hundred kB."""
 DEATH_SECONDS = 3.0
 """How long a server that dropped a connection is given to end, so that its end can be reported too."""
 
@@ -151,14 +153,22 @@ class Transport:
         return self._send("GET", route, None, f"GET {route}", timeout)
 
     def probe(self, route: str, *, timeout: float) -> tuple[int, bytes] | None:
-        """Status and body without retries and without judging them; None where nothing answered in time."""
+        """Status and body without retries and without judging them; None where no whole answer came in time.
+
+        Of an endless body the first PROBE_BYTES.
+        """
+        deadline = time.monotonic() + timeout
         try:
             response = self._session.get(
-                self.url + route, timeout=(min(timeout, CONNECT_TIMEOUT), timeout), allow_redirects=False
+                self.url + route,
+                timeout=(min(timeout, CONNECT_TIMEOUT), timeout),
+                allow_redirects=False,
+                stream=True,
             )
-        except (requests.ConnectionError, requests.Timeout):
+            with response:
+                return response.status_code, _read_until(response, deadline, most=PROBE_BYTES)
+        except (requests.RequestException, UnicodeError):
             return None
-        return response.status_code, response.content
 
     def _send(self, method: str, route: str, data: bytes | None, what: str, timeout: float | None) -> bytes:
         seconds = self.request_timeout if timeout is None else timeout
@@ -278,14 +288,35 @@ def backoff() -> Iterator[float]:
         wait = min(wait * 2, 2.0)
 
 
-def _read_until(response: requests.Response, deadline: float) -> bytes:
-    """The body; a server that trickles it beyond the deadline is a timeout."""
-    chunks = []
-    for chunk in response.iter_content(CHUNK_BYTES):
+def _read_until(response: requests.Response, deadline: float, most: int | None = None) -> bytes:
+    """The body, or about the first `most` bytes; a server that trickles it beyond the deadline is a
+    timeout.
+    """
+    chunks, size = [], 0
+    for chunk in _chunks(response):
         chunks.append(chunk)
         if time.monotonic() > deadline:
             raise requests.exceptions.ReadTimeout("the answer did not end in time")
+        size += len(chunk)
+        if most is not None and size >= most:
+            break
     return b"".join(chunks)
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+    """What has come, as soon as it has: `iter_content` waits until a chunk is full, however it trickles."""
+    if not hasattr(response.raw, "read1"):  # urllib3 before 2.1
+        yield from response.iter_content(CHUNK_BYTES)
+        return
+    try:
+        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=True):
+            yield chunk
+    except urllib3.exceptions.ReadTimeoutError as error:
+        raise requests.exceptions.ReadTimeout(error) from error
+    except urllib3.exceptions.DecodeError as error:
+        raise requests.exceptions.ContentDecodingError(error) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.exceptions.ChunkedEncodingError(error) from error
 
 
 def _never_connected(error: BaseException) -> bool:

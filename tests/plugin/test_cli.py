@@ -213,6 +213,24 @@ def test_compare_results(captured: Project, capfd: pytest.CaptureFixture[str]) -
     assert "  accuracy[prefill-bs1-kl_mean]: passed -> failed" in shown
 
 
+def test_compare_shows_hostile_text_escaped(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
+    text = (captured.folder / ".quantguard/toy/result.json").read_text()
+    result = json.loads(text)
+    hostile = "<b>\x1b[31m\u202e\n::error::x"
+    result["name"] = hostile
+    result["config"]["suite"] = hostile
+    result["environment"][hostile] = hostile
+    result["checks"][0]["id"] = hostile
+    (captured.folder / "hostile.json").write_text(json.dumps(result))
+    capfd.readouterr()
+    assert main(["compare", ".quantguard/toy", "hostile.json"]) == 0
+    shown = capfd.readouterr().out
+    assert not set("\x1b\u202e") & set(shown)
+    assert not [line for line in shown.splitlines() if line.strip().startswith("::")]
+    assert "\\x1b[31m\\u202e" in shown
+
+
 def test_compare_recordings(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", "gate.yaml"]) == 0
     [accepted] = (captured.folder / "baseline" / "accepted").iterdir()

@@ -104,6 +104,19 @@ def test_an_interrupted_line_costs_only_itself(tmp_path: Path) -> None:
     assert "pip install -U" in history.problems[1]
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-inf", "x", None, []])
+@pytest.mark.parametrize("where", ["figures", "seconds"])
+def test_a_line_with_what_is_no_number_is_left_out(tmp_path: Path, where: str, value: object) -> None:
+    write(tmp_path, [entry(0.1)])
+    line = json.loads((tmp_path / "history.jsonl").read_text())
+    line[where] = {"kl_mean[prefill-bs8]": value} if where == "figures" else value
+    with (tmp_path / "history.jsonl").open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+    history = read_history(tmp_path)
+    assert len(history.entries) == 1
+    assert "line 2 is left out" in history.problems[0]
+
+
 def test_what_is_no_history_is_explained(tmp_path: Path) -> None:
     with pytest.raises(QuantguardError, match=r"There is no history at .*quantguard run CONFIG"):
         read_history(tmp_path)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_quantguard.config import AttachExpectation, AttachServer
-from pytest_quantguard.errors import RequestRejectedError, ServerDiedError, ServerStartError
+from pytest_quantguard.errors import RequestRejectedError, ServerDiedError, ServerError, ServerStartError
 from pytest_quantguard.serving.launch import start
 from tests.serving.scripted import Call, Reply, ScriptedServer, as_json
 
@@ -132,3 +137,38 @@ def test_a_missing_key_is_said_at_once() -> None:
         pytest.raises(RequestRejectedError, match="wants an API key and none was sent; set api_key"),
     ):
         attach(server.url)
+
+
+@pytest.mark.parametrize("unit", [b" ", b"x" * (1 << 16)])
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 1000000000\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_a_server_whose_answers_do_not_end_is_given_up(unit: bytes, head: bytes) -> None:
+    """It trickles, or it floods: neither may outlast the time that it was given."""
+    part = unit if b"chunked" not in head else b"%x\r\n%b\r\n" % (len(unit), unit)
+    with endless(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", part, pause=0.02 if unit == b" " else 0.0) as url:
+        began = time.monotonic()
+        with pytest.raises(ServerError):
+            attach(url, startup_timeout=1, request_timeout=1)
+        assert time.monotonic() - began < 20
+
+
+@contextmanager
+def endless(head: bytes, part: bytes, pause: float) -> Iterator[str]:
+    """A server that writes `head` and then `part` for ever to everyone."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            with suppress(OSError):
+                self.request.sendall(head)
+                while not stopped.wait(pause):
+                    self.request.sendall(part)
+
+    stopped = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            stopped.set()
+            server.shutdown()

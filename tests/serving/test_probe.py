@@ -139,3 +139,20 @@ def test_unlikely_ids_by_the_server_where_the_folder_is_elsewhere() -> None:
         assert server.bodies("/detokenize")[0]["tokens"] == [[0], [1], [2], [3], [4]]
     with ScriptedServer(serving({})) as server, Client(server.url) as client:
         assert unlikely_ids(client.transport, None, 5) == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_path": "m\0"},
+        {"model_path": "m" * 5000},
+        {"model_path": "org/m", "revision": "/etc/*"},
+        {"model_path": "org/m", "revision": "\0"},
+        {"model_path": ["m"], "version": {}, "context_length": -1, "vocab_size": "many"},
+    ],
+)
+def test_what_no_model_can_be_called_is_taken_as_unknown(said: dict[str, Any]) -> None:
+    answers = {"/server_info": {"version": "1", **said}, "/v1/models": {"data": ["m"]}, "/openapi.json": []}
+    with ScriptedServer(serving(answers)) as server, Client(server.url) as client:
+        found = client.probe()
+        assert (found.vocab_size, found.context_length) == (None, None)

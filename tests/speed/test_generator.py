@@ -171,6 +171,16 @@ def test_an_error_status_is_counted_with_the_servers_words() -> None:
     assert ask(refuse, status=503).errors == ["status 503: too many requests"] * 4
 
 
+def test_of_an_error_without_end_only_the_beginning_is_read() -> None:
+    async def endless(_: dict[str, Any]) -> AsyncIterator[bytes]:
+        while True:
+            yield b"out of memory " * 1000
+
+    done = ask(endless, status=500, request_timeout=20)
+    assert [error.startswith("status 500: out of memory") for error in done.errors] == [True] * 4
+    assert done.duration < 10
+
+
 def test_some_bad_requests_leave_the_figures_of_the_others() -> None:
     def mixed(body: dict[str, Any]) -> AsyncIterator[bytes]:
         return short(body) if body["input_ids"][0] == 2 else whole(body)

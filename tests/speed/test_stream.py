@@ -65,6 +65,13 @@ def test_a_chunk_of_several_tokens_counts_as_equal_gaps() -> None:
         ([event(5, 5, BODY), DONE], "5 of 4 tokens came"),
         ([b'data: {"meta_info": {"completion_tokens": 4}} x\n\n', DONE], "the last event is no answer"),
         ([b'data: [{"completion_tokens": 4}]\n\n', DONE], "the last event is no answer"),
+        *[
+            (
+                [b'data: {"meta_info": {"completion_tokens":4, "cached_tokens": %b}}\n\n' % cached, DONE],
+                "no count",
+            )
+            for cached in (b'"abc"', b"[1]", b'{"a": 1}', b"-5", b"1e300", b"1.5")
+        ],
     ],
 )
 def test_answers_that_are_not_whole(chunks: list[bytes], said: str) -> None:
@@ -98,3 +105,12 @@ def test_the_recorded_stream_of_a_real_server() -> None:
     timing = reader.finish(sent=-1.0, input_tokens=26, output_tokens=8)
     assert [tokens for _, tokens in timing.arrivals] == list(range(1, 9))
     assert timing.cached_tokens == 24
+
+
+@pytest.mark.parametrize("unit", [b"x", b"data: "])
+def test_an_event_without_end_is_given_up(unit: bytes) -> None:
+    """Its bytes are kept, so they must be bounded."""
+    reader = StreamReader()
+    reader.feed(unit * (1 << 20), 0.0)
+    with pytest.raises(StreamError, match="MiB came without the end of an event"):
+        reader.feed(unit * (1 << 24), 0.0)

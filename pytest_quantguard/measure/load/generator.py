@@ -26,6 +26,8 @@ from pytest_quantguard.serving.transport import CONNECT_TIMEOUT, IDLE_SECONDS, e
 from pytest_quantguard.stats.figures import RequestTiming
 
 CHUNK_BYTES = 1 << 20
+ERROR_BYTES = 1 << 16
+"""So much of an error's text is read; its connection is closed then."""
 SPARE_DESCRIPTORS = 64
 """For everything but the load: files, the event loop, connections that close only now."""
 
@@ -167,7 +169,7 @@ class _Load:
             f"{self.target.url}/generate", data=body, allow_redirects=False, trace_request_ctx=sending
         ) as answer:
             if answer.status != 200:
-                raise StreamError(f"status {answer.status}: {error_text(await answer.read())[:300]}")
+                raise StreamError(f"status {answer.status}: {error_text(await _beginning(answer))[:300]}")
             try:
                 async for chunk in answer.content.iter_any():
                     reader.feed(chunk, time.perf_counter())
@@ -192,6 +194,14 @@ class _Load:
         if isinstance(error, aiohttp.ServerDisconnectedError):
             return "the server closed the connection without an answer"
         return f"{type(error).__name__}: {error}"
+
+
+async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
+    """Of an error, which may be endless."""
+    read = b""
+    while len(read) < ERROR_BYTES and (part := await answer.content.read(ERROR_BYTES)):
+        read += part
+    return read
 
 
 def _body(request: LoadRequest) -> bytes:

@@ -17,6 +17,8 @@ COUNTER = b'"completion_tokens":'
 """Cannot occur inside a JSON string: quotes are escaped there."""
 ERROR = b'"error"'
 DONE = b"[DONE]"
+MAX_EVENT_BYTES = 1 << 24
+"""An event holds the whole answer so far; what is longer than this is no answer but a stream without end."""
 
 
 class StreamError(Exception):
@@ -38,6 +40,8 @@ class StreamReader:
         if b"\r" in data:  # JSON escapes it: only line ends have it.
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise StreamError(f"more than {MAX_EVENT_BYTES >> 20} MiB came without the end of an event")
         tokens = 0
         for event in events:
             at = event.rfind(COUNTER)
@@ -67,13 +71,16 @@ class StreamReader:
             raise StreamError(
                 f"the server counts {meta['prompt_tokens']} prompt tokens, {input_tokens} were sent"
             )
+        cached = meta.get("cached_tokens") or 0
+        if not isinstance(cached, int) or cached < 0:
+            raise StreamError(f"cached_tokens of the last event is no count: {str(cached)[:100]}")
         return RequestTiming(
             sent=sent,
             arrivals=tuple(self.arrivals),
             ended=self.arrivals[-1][0],
             input_tokens=input_tokens,
             output_tokens=received,
-            cached_tokens=int(meta.get("cached_tokens") or 0),
+            cached_tokens=cached,
         )
 
 
