@@ -11,7 +11,6 @@ import errno
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys

@@ -162,7 +162,7 @@ class Trial:
         return self.once("baseline folder", self._fetch_baseline)
 
     def accepted_folder(self) -> Path:
-        """Where the accepted run of this candidate is, or would be; of a remote one its copy, just fetched."""
+        """Where the accepted run of this candidate is, or would be; of a remote one its copy of now."""
         return self.once("accepted folder", self._fetch_accepted)
 
     def accepted(self) -> Recording:
