@@ -71,5 +71,10 @@ def accept_run(trial: Trial) -> str:
         accepted = remote.child(f"accepted/{folder.name}")
         push(folder, accepted, trial.progress)
         place = accepted.url
-    said = f"accepted run written to {place}; drift is judged against it from now on."
+    then = (
+        "the config does not judge drift yet: accuracy: {drift: {kl_mean: {max_increase: 10%}}}"
+        if trial.config.accuracy.drift is None
+        else "drift is judged against it from now on"
+    )
+    said = f"accepted run written to {place}; {then}."
     return f"{said} {times.sentence}".rstrip()

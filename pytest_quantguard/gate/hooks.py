@@ -17,6 +17,7 @@ from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.report.annotations import workflow_commands
+from pytest_quantguard.report.headline import bound_text, figure
 from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.report.visible import visible
@@ -190,7 +191,7 @@ class GateHooks:
         report = yield
         crash = getattr(report.longrepr, "reprcrash", None)
         if isinstance(item, GateItem) and crash is not None:
-            crash.message = crash.message.removeprefix("Failed: ").split("\n", 1)[0]
+            crash.message = _in_short(item) or crash.message.removeprefix("Failed: ").split("\n", 1)[0]
         if isinstance(item, Errand) and call.when == "call" and item.said:
             report.quantguard_said = item.said  # type: ignore[attr-defined]
         if isinstance(item, CheckItem) and (call.when == "call" or not report.passed):
@@ -275,6 +276,15 @@ class GateHooks:
         published = getattr(node, "workeroutput", {}).get(PUBLISHED)
         if published is not None:
             self.state.merge(published)
+
+
+def _in_short(item: pytest.Item) -> str:
+    """What failed by how much, for a line that begins with the check's id; empty where that is no figure."""
+    found = item.result if isinstance(item, CheckItem) else None
+    if found is None or found.outcome != "failed" or found.value is None or found.bound is None:
+        return ""
+    allowed = "at most" if found.bound_side == "max" else "at least"
+    return f"{figure(found.value, found.unit)}, {allowed} {bound_text(found)[2:]}"
 
 
 def _properties(found: CheckResult) -> list[tuple[str, object]]:

@@ -15,10 +15,12 @@ from pytest_quantguard.errors import ConfigError, QuantguardError
 from pytest_quantguard.gate.accept import accept_run
 from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.judge import judge
+from pytest_quantguard.gate.message import shortened
 from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.speed import time_cell
 from pytest_quantguard.gate.speed_times import Prepared, prepare_cell
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.report.headline import label
 from pytest_quantguard.report.visible import visible_lines
 from pytest_quantguard.results import NOT_RUN, CheckResult
 from pytest_quantguard.session import GateSession
@@ -33,12 +35,14 @@ class Gate(pytest.Collector):
 
     trial: Trial
     state: GateSession
+    told: dict[str, str]
+    """Row of the table -> the first check of it that failed and told everything."""
 
     @classmethod
     def of(cls, parent: pytest.Session, state: GateSession, trial: Trial) -> Gate:
         """The collector of `trial`."""
         gate = cls.from_parent(parent, name=trial.config.name, nodeid=trial.config.name)
-        gate.state, gate.trial = state, trial
+        gate.state, gate.trial, gate.told = state, trial, {}
         return gate
 
     def collect(self) -> Iterator[pytest.Item]:
@@ -107,7 +111,11 @@ class CheckItem(GateItem):
         """Fail or warn as the result says."""
         assert self.result is not None
         if self.result.outcome == "failed":
-            pytest.fail(visible_lines(self.result.message), pytrace=False)
+            first = self.gate.told.setdefault(label(self.result), self.check.name)
+            alike = self.check.cell is not None and first != self.check.name
+            brief = alike and self.config.getoption("verbose") <= 0
+            message = shortened(self.gate.trial, self.result, first) if brief else self.result.message
+            pytest.fail(visible_lines(message), pytrace=False)
         if self.result.outcome == "warned":
             warnings.warn(
                 QuantguardWarning(f"{self.nodeid}: {visible_lines(self.result.message)}"), stacklevel=2

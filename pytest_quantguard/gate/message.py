@@ -24,6 +24,8 @@ LABEL = 19
 CONTEXT_TOKENS = 12
 SHOWN_TOKENS = 3
 WORST_PROMPTS = 3
+REST = tuple(f"  {label}" for label in ("diagnosis", "worst positions", "server", "log", "result", "bound"))
+"""How the lines of a message begin that are not about the check's own figures."""
 SHOWN_ID = 60
 
 
@@ -50,6 +52,17 @@ def describe_failure(trial: Trial, result: CheckResult, headline: str, details: 
     lines += describe_place(trial)
     lines += describe_key(trial, result)
     return "\n".join(lines)
+
+
+def shortened(trial: Trial, result: CheckResult, first: str) -> str:
+    """The figures of a check that failed; for the rest it refers to `first`, the check that told of the same
+    metric in full, and to the result.
+    """
+    lines = result.message.split("\n")
+    end = next((at for at, line in enumerate(lines) if line.startswith(REST)), len(lines))
+    path = shown_path(trial.options.output / "result.json")
+    rest = labelled("in full", f"{first} above; this one in {path}, or with -v")
+    return "\n".join([*lines[:end], *rest])
 
 
 def describe_place(trial: Trial) -> list[str]:

@@ -130,11 +130,22 @@ def test_broken_bound_says_what_where_and_which_key(captured: Project) -> None:
             "  server             http://127.0.0.1:*",
             "  result             .quantguard/toy/result.json",
             "  bound              accuracy.kl_mean, or an entry of accuracy.overrides in",
-            "*FAILED toy::accuracy?prefill-bs4-kl_mean? - prefill at batch size 4*",
+            "*FAILED toy::accuracy?prefill-bs4-kl_mean? - 0.*, at most 0.1",
         ]
     )
     message = captured.result()["checks"][1]["message"]
     assert max(map(len, message.split("\n"))) <= 80
+
+
+def test_checks_of_one_metric_tell_the_whole_story_once(captured: Project) -> None:
+    captured.candidate.noise = 0.8
+    brief = captured.run("-k", "accuracy and kl_mean").stdout
+    assert brief.str().count("worst positions") == 1
+    assert brief.str().count("  95 % interval") == 4, "the figures of each"
+    brief.fnmatch_lines(["  in full            accuracy?prefill-bs1-kl_mean? above; this one in*"])
+    messages = [one["message"] for one in captured.result()["checks"]]
+    assert all("worst positions" in message for message in messages)
+    assert captured.run("-k", "accuracy and kl_mean", "-v").stdout.str().count("worst positions") == 4
 
 
 def test_short_summary_has_one_line_per_failure_in_ci(
