@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from pytest_quantguard.commands import ExitCode, print_json, progress_lines
@@ -66,7 +67,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result.model_dump(mode="json") | {"passed": result.passed})
     else:
-        print("\n".join(render_markdown(result) if arguments.markdown else render_text(result)))
+        width = shutil.get_terminal_size().columns
+        print("\n".join(render_markdown(result) if arguments.markdown else render_text(result, width)))
     return ExitCode.DONE if result.passed else ExitCode.FAILED
 
 

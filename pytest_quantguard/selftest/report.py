@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from pytest_quantguard.results import Kind
@@ -27,11 +28,17 @@ LEGEND = (
 )
 
 
-def render_text(result: SelftestResult) -> list[str]:
-    """Everything, for a terminal: what was run, the matrix, what was missed and why, the summary."""
-    lines = [f"{result.name}: {result.candidate}", *_plan_lines(result), ""]
-    lines += _clean_lines(result)
-    lines += ["", *_aligned([_header(result), *(_row(result, fault) for fault in result.tried)]), LEGEND]
+def render_text(result: SelftestResult, width: int = 80) -> list[str]:
+    """Everything, for a terminal: what was run, the matrix (as wide as it is), what was missed and why, the
+    summary.
+    """
+    before = [f"{result.name}: {result.candidate}", *_plan_lines(result), "", *_clean_lines(result), ""]
+    matrix = _aligned([_header(result), *(_row(result, fault) for fault in result.tried)])
+    return [*_wrapped(before, width), *matrix, *_wrapped([LEGEND, *_after(result)], width)]
+
+
+def _after(result: SelftestResult) -> list[str]:
+    lines = []
     for title, faults in (
         ("Missed", [fault for fault in result.tried if fault.status != "caught"]),
         ("Not tried", [fault for fault in result.faults if fault.status == "not_tried"]),
@@ -42,6 +49,22 @@ def render_text(result: SelftestResult) -> list[str]:
     noted = [f"  {fault.specification}: {fault.note}" for fault in result.tried if fault.note]
     lines += ["", "Tried otherwise than by default:", *noted] if noted else []
     return [*lines, "", *summary_lines(result)]
+
+
+def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+    """Each line within `width`; what it continues with stands further in than it begins."""
+    wrapped = []
+    for line in "\n".join(lines).split("\n"):
+        begin = line[: len(line) - len(line.lstrip())]
+        wrapped += textwrap.wrap(
+            line.strip(),
+            width,
+            initial_indent=begin,
+            subsequent_indent=f"{begin}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return wrapped
 
 
 def render_markdown(result: SelftestResult) -> list[str]:
