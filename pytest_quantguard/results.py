@@ -66,8 +66,8 @@ class SpeedVerdict(Result):
 class SpeedResult(Result):
     """One scenario at one level.
 
-    figures: median over the rounds; intervals: 95 % of that median; by_round: every round. compared: the figure
-    that is held against other runs. scatter: standard deviation over mean of its rounds. errors: most failed
+    figures: median over the rounds; intervals: 95 % of that median; by_round: every round. compared: the
+    figure that is held against other runs. scatter: standard deviation over mean of its rounds. errors: most failed
     requests in a round. reference_rounds: the compared figure of the reference.
     """
 
@@ -280,9 +280,9 @@ class GeneratedText(Result):
 class GenerationAnswer(Result):
     """A question with both answers.
 
-    question: its beginning and end. signs: lost, won (scored less or more than the reference); runaway, empty,
-    loop, echo (what the reference's answer is not). first_divergence: tokens (characters on the chat route) in
-    common; null for the same text.
+    question: its beginning and end. signs: lost, won (scored less or more than the reference); runaway,
+    empty, loop, echo (what the reference's answer is not). first_divergence: tokens (characters on the chat
+    route) in common; null for the same text.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Makes `logits.npz`: what the transformers library computes in float32 for the random models of the engine tests.
+"""Makes `logits.npz`: what the transformers library computes in float32 for the random models of the tests.
 
 Needs torch and transformers, which the project does not require:
 
