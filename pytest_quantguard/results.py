@@ -67,8 +67,8 @@ class SpeedResult(Result):
     """One scenario at one level.
 
     figures: median over the rounds; intervals: 95 % of that median; by_round: every round. compared: the
-    figure that is held against other runs. scatter: standard deviation over mean of its rounds. errors: most failed
-    requests in a round. reference_rounds: the compared figure of the reference.
+    figure that is held against other runs. scatter: standard deviation over mean of its rounds. errors: most
+    failed requests in a round. reference_rounds: the compared figure of the reference.
     """
 
     scenario: str
