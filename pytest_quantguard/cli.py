@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import io
+import os
 import shutil
 import sys
 import textwrap
@@ -117,7 +120,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"'{arguments.command}' passes nothing to pytest, so '--' has no place here")
     arguments.pytest_arguments = theirs
     try:
-        return int(arguments.execute(arguments))
+        code = int(arguments.execute(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # Who reads our output has seen enough.
+        _write_no_more()
+        return ExitCode.IMPOSSIBLE
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _write_no_more()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        tell(f"quantguard: {where}{error.strerror or error}. Free space or permissions there.")
+        return ExitCode.IMPOSSIBLE
     except ConfigError as error:
         tell(f"quantguard: {error}")
         return ExitCode.USAGE
@@ -127,6 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("quantguard: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    return code
+
+
+def _write_no_more() -> None:
+    """What waits in stdout's buffer cannot be written; Python would try again when it ends, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

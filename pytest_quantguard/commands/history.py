@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_quantguard.commands import ExitCode, print_json, tell
 
 NAME = "history"
+SHOWN_PROBLEMS = 5
 SUMMARY = "show how figures moved from run to run, and when they shifted"
 DESCRIPTION = """\
 Read history.jsonl, to which every run of a gate adds a line, and print the
@@ -52,8 +53,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.last < 1:
         raise ConfigError(f"--last={arguments.last}: at least 1 is needed.")
     history = read_history(arguments.history)
-    for problem in history.problems:
+    for problem in history.problems[:SHOWN_PROBLEMS]:
         tell(f"quantguard: {problem}")
+    if len(history.problems) > SHOWN_PROBLEMS:
+        tell(f"quantguard: and {len(history.problems) - SHOWN_PROBLEMS} more lines are left out")
     entries = history.entries
     if arguments.name is not None:
         entries = tuple(entry for entry in entries if entry.name == arguments.name)

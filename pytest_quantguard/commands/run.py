@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json
+from pytest_quantguard.commands import ExitCode, print_json, tell
 
 NAME = "run"
 SUMMARY = "run the gate of one or several configs"
@@ -42,20 +42,36 @@ def run_gate(arguments: argparse.Namespace, extra: Sequence[str]) -> int:
     import pytest
 
     from pytest_quantguard.config_file import load_configs
-    from pytest_quantguard.results import read_result
+    from pytest_quantguard.results import RESULT_FILE, read_result
 
     configs = load_configs(arguments.config)
     words = [f"--quantguard-config={path}" for path in arguments.config]
     words += [f"--quantguard-output={arguments.output}"] if arguments.output else []
     words += [f"--quantguard-repeats={arguments.repeats}"] if arguments.repeats is not None else []
+    output = arguments.output or Path(".quantguard")
+    before = {config.name: _version(output / config.name / RESULT_FILE) for config in configs}
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         code = pytest.main([*QUIET, *words, *extra, *arguments.pytest_arguments])
     if arguments.json:
-        output = arguments.output or Path(".quantguard")
-        print_json([read_result(output / config.name).model_dump(mode="json") for config in configs])
+        results = []
+        for name, old in before.items():
+            if _version(output / name / RESULT_FILE) == old:
+                tell(f"quantguard: {name}: this run wrote no result, so none of it is printed")
+            else:
+                results.append(read_result(output / name).model_dump(mode="json"))
+        print_json(results)
     return {
         pytest.ExitCode.OK: ExitCode.DONE,
         pytest.ExitCode.TESTS_FAILED: ExitCode.FAILED,
         pytest.ExitCode.INTERRUPTED: ExitCode.INTERRUPTED,
         pytest.ExitCode.USAGE_ERROR: ExitCode.USAGE,
     }.get(pytest.ExitCode(code), ExitCode.IMPOSSIBLE)
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    """Differs for every writing of a file: results are renamed into place."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

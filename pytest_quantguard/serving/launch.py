@@ -223,12 +223,18 @@ def same_model(found: str, asked: str) -> bool:
 
 def _new_log(path: Path, launch: Launch) -> None:
     """Keep the last logs and begin a new one with the command line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for number in range(KEPT_LOGS, 0, -1):
-        older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
-        if older.exists():
-            older.replace(path.with_name(f"{path.name}.{number}"))
-    path.write_text(f"$ {shlex.join(launch.shown_command)}\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number in range(KEPT_LOGS, 0, -1):
+            older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+            if older.exists():
+                older.replace(path.with_name(f"{path.name}.{number}"))
+        path.write_text(f"$ {shlex.join(launch.shown_command)}\n", encoding="utf-8")
+    except OSError as error:
+        raise ServerStartError(
+            f"The server's log cannot be written to {path}: {error.strerror or error}. Free space or "
+            "permissions there, or choose another folder with --quantguard-output=DIR."
+        ) from error
 
 
 def _text_of(path: Path) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -32,6 +35,26 @@ def test_unknown_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> Non
         main(["captur"])
     assert caught.value.code == 2
     assert "invalid choice: 'captur'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["schema"], ["schema", "--markdown"], ["history", "."]], ids=" ".join)
+@pytest.mark.parametrize("sink", ["a full disk", "a reader that left"])
+def test_output_that_cannot_be_written_is_no_traceback(command: list[str], sink: str, tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").touch()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("wb") as full, os.fdopen(writer, "wb", buffering=0) as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_quantguard.cli", *command],
+            stdout=full if sink == "a full disk" else pipe,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            timeout=60,
+        )
+    said = done.stderr.decode()
+    assert done.returncode == 3, said
+    assert "Traceback" not in said
+    assert ("No space left on device" in said) == (sink == "a full disk")
 
 
 def test_schema_prints_and_checks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +215,22 @@ def test_suggest_needs_answers_that_can_be_used(
     captured.candidate.nan = True
     assert main(["suggest", "gate.yaml"]) == 3
     assert "non-finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["-k", "no_such_check"], 3), (["--collect-only"], 0), (["--no-such-option"], 2)]
+)
+def test_run_prints_no_result_of_an_earlier_run(
+    words: list[str], code: int, captured: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing ran, so nothing passed."""
+    assert (captured.folder / "baseline").is_dir()
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
+    capfd.readouterr()
+    assert main(["run", "gate.yaml", "--json", "--", *words]) == code
+    shown = capfd.readouterr()
+    assert json.loads(shown.out) == []
+    assert "toy: this run wrote no result" in shown.err
 
 
 def test_compare_results(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:

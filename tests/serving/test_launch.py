@@ -228,6 +228,13 @@ def test_stopping_waits_for_the_gpu_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("pids")
+def test_a_log_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", Path("/proc/no")):
+        with pytest.raises(ServerStartError, match=r"log cannot be written to .*--quantguard-output=DIR"):
+            start(config("slow"), log_path=folder / "server.log")
+
+
 def test_logs_are_rotated(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     for _ in range(5):
