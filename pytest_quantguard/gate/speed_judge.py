@@ -35,9 +35,9 @@ def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[Spe
     return verdicts
 
 
-def _doubts(timed: Timed) -> list[str]:
-    """What may have changed the candidate's times."""
-    load, found = timed.load, list(timed.state.disturbances)
+def _doubts(timed: Timed, *, paired: bool = False) -> list[str]:
+    """What may have changed the candidate's times. paired: other than what slowed the reference alike."""
+    load, found = timed.load, timed.state.throttling + ([] if paired else timed.state.crowding)
     if load.cached_tokens and load.workload.distinct:
         found.append(f"{load.cached_tokens} prompt tokens came from the prefix cache, which was flushed")
     return found
@@ -190,7 +190,7 @@ def _reference(trial: Trial, timed: Timed, rules: SpeedRules) -> Iterator[SpeedV
         minimum=rules.min_speedup_vs_reference,
         max_scatter=speed_config(trial).max_scatter,
         paired=timed.paired,
-        disturbances=[*_doubts(timed), *(f"reference: {text}" for text in alone)],
+        disturbances=[*_doubts(timed, paired=timed.paired), *(f"reference: {text}" for text in alone)],
     )
     yield SpeedVerdict(
         against="reference",

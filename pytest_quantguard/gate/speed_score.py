@@ -104,7 +104,8 @@ def _doubts(cells: list[Timed], max_scatter: float) -> list[str]:
                 "by "
                 f"{scatter(times):.1%}"
             )
-        found += timed.state.disturbances + (timed.alone.disturbances if timed.alone else [])
+        found += timed.state.throttling if timed.paired else timed.state.disturbances
+        found += timed.alone.disturbances if timed.alone else []
     return list(dict.fromkeys(found))
 
 

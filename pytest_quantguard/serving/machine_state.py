@@ -73,11 +73,21 @@ class MachineState:
     @property
     def disturbances(self) -> list[str]:
         """Sentences about what may have changed the time."""
-        found = [
+        return self.throttling + self.crowding
+
+    @property
+    def throttling(self) -> list[str]:
+        """The disturbances by the devices themselves."""
+        return [
             f"GPU {index} was slowed down: {', '.join(gpu.slowed)}"
             for index, gpu in enumerate(self.gpus)
             if gpu.slowed
         ]
+
+    @property
+    def crowding(self) -> list[str]:
+        """The disturbances by other processes, which slow alike what runs at the same time."""
+        found = []
         short = self.idle is not None and self.idle < BUSY_IDLE
         if short and self.foreign is not None and self.foreign > FOREIGN_SHARE:
             found.append(

@@ -60,7 +60,7 @@ class Paced:
 def paced(captured: Project, monkeypatch: pytest.MonkeyPatch) -> Paced:
     paced = Paced(captured)
     monkeypatch.setattr("pytest_quantguard.measure.load.rounds.run_round", paced.run_round)
-    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.disturbances", [])
+    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.crowding", [])
     return paced
 
 
@@ -248,6 +248,20 @@ def test_speedup_against_the_reference(paced: Paced, way: str) -> None:
     result.stdout.fnmatch_lines(
         ["*not fast enough against the reference.", "*reference*duration*>= 3.500x*missed"]
     )
+
+
+@pytest.mark.parametrize(("way", "status"), [("interleaved", "reached"), ("in_turn", "inconclusive")])
+def test_what_slows_both_alike_matters_to_neither(
+    paced: Paced, monkeypatch: pytest.MonkeyPatch, way: str, status: str
+) -> None:
+    crowded = ["other processes took 70% of the processors' time, 0% was idle"]
+    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.crowding", crowded)
+    paced.reference, project = 3.0, paced.project
+    project.write(
+        speed={**SPEED, "levels": ["max"], "reference_rounds": way, "min_speedup_vs_reference": 2.5}
+    )
+    project.run("-k", "speed")
+    assert verdicts(cells(project)["speed[decode_heavy-max]"]) == {"reference": status}
 
 
 def test_score(paced: Paced) -> None:

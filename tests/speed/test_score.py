@@ -36,7 +36,7 @@ def timed(reference: float, candidate: float, **changes: Any) -> Any:
         reference=load(reference),
         paired=False,
         alone=None,
-        state=SimpleNamespace(disturbances=[]),
+        state=SimpleNamespace(disturbances=[], throttling=[]),
     )
 
 
