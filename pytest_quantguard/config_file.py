@@ -42,6 +42,8 @@ PATH_KEYS: tuple[KeyPath, ...] = (
 
 HIDDEN_KEYS = {"api_key"}
 PLAIN_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+LARGEST_INTEGER = 2**63 - 1
+UNUSABLE = re.compile("[\0\ud800-\udfff]")
 MOST_NODES = 100_000
 
 
@@ -226,12 +228,28 @@ class _YamlReader:
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> object:
         text = str(node.value)
         if not VARIABLE.search(text):
-            return self._loader.construct_object(node)
+            return self._value(node, path)
         replaced = VARIABLE.sub(lambda match: self._variable(match, node, path), text)
         if node.style is not None:
             return replaced
         tag = self._loader.resolve(yaml.ScalarNode, replaced, (True, False))  # type: ignore[no-untyped-call]
-        return self._loader.construct_object(yaml.ScalarNode(tag, replaced, node.start_mark, node.end_mark))
+        return self._value(yaml.ScalarNode(tag, replaced, node.start_mark, node.end_mark), path)
+
+    def _value(self, node: yaml.ScalarNode, path: KeyPath) -> object:
+        """What a scalar stands for; what no result file could hold is a problem."""
+        try:
+            value: object = self._loader.construct_object(node)
+        except ValueError as error:  # A day that does not exist, a number of thousands of digits.
+            self._refuse(node, path, f"{str(node.value)[:40]!r} cannot be read ({error})")
+            return None
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            self._refuse(node, path, "the number is too large")
+        elif isinstance(value, str) and UNUSABLE.search(value):
+            self._refuse(node, path, "the text holds a NUL or half of a surrogate pair")
+        return value
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, why: str) -> None:
+        self.problems.append(f"{self._at(node.start_mark)}: {_dotted(path)}: {why}.")
 
     def _variable(self, match: re.Match[str], node: yaml.ScalarNode, path: KeyPath) -> str:
         if match[1]:

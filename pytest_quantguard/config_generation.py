@@ -56,10 +56,16 @@ class TaskConfig(GenerationBounds):
     """One task: how much of it is asked, and bounds for its answers alone."""
 
     size: int | None = Field(
-        default=None, ge=1, description="Prompts. Default: 30 built-in ones; all that a file has."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Prompts. Default: 30 built-in ones; all that a file has.",
     )
     tokens: int | None = Field(
-        default=None, ge=8, description="Length of a built-in question, as estimated. Default: 512."
+        default=None,
+        ge=8,
+        le=10_000_000,
+        description="Length of a built-in question, as estimated. Default: 512.",
     )
     languages: list[Literal["en", "zh"]] | None = Field(
         default=None, min_length=1, description="Of built-in questions; they take turns. Default: en."

@@ -200,7 +200,7 @@ def _named_type(name: str, definitions: Mapping[str, Schema]) -> str:
 
 def _range(value: Schema) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {value[key]:g}" for key, sign in signs.items() if key in value]
+    limits = [f"{sign} {value[key]:.10g}" for key, sign in signs.items() if key in value]
     return f" {', '.join(limits)}" if limits else ""
 
 

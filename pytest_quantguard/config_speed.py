@@ -46,8 +46,10 @@ Share = Annotated[
 ]
 """A share, written 0.05 or 5%."""
 
-LengthRange = Annotated[tuple[PositiveInt, PositiveInt], Field(description="Shortest and longest.")]
-Length = PositiveInt | LengthRange
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Tokens = Annotated[PositiveInt, Field(le=10_000_000)]
+LengthRange = Annotated[tuple[Tokens, Tokens], Field(description="Shortest and longest.")]
+Length = Tokens | LengthRange
 
 
 class ScenarioBase(Model):
@@ -55,9 +57,14 @@ class ScenarioBase(Model):
 
     name: str | None = Field(default=None, description="Names the tests; default: the kind.")
     levels: list[Level] | None = Field(default=None, min_length=1, description="Default: `speed.levels`.")
-    requests: PositiveInt = Field(default=32, description="Requests of one round, at every level.")
+    requests: PositiveInt = Field(
+        default=32, le=1_000_000, description="Requests of one round, at every level."
+    )
     request_rate: float | None = Field(
-        default=None, gt=0, description="Requests per second (open loop); a level then limits how many wait."
+        default=None,
+        ge=0.001,
+        allow_inf_nan=False,
+        description="Requests per second (open loop); a level then limits how many wait.",
     )
     arrivals: Literal["poisson", "constant"] = Field(
         default="poisson", description="How an open loop spaces its requests."
@@ -96,8 +103,8 @@ class PrefillHeavy(SyntheticScenario):
     """Long prompts, one token out: the time of the prompt's computation."""
 
     kind: Literal["prefill_heavy"]
-    input_tokens: PositiveInt = Field(default=2048, description="Of each prompt.")
-    output_tokens: PositiveInt = Field(default=1, description="Of each answer, exactly.")
+    input_tokens: Tokens = Field(default=2048, description="Of each prompt.")
+    output_tokens: Tokens = Field(default=1, description="Of each answer, exactly.")
 
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return (self.input_tokens, self.input_tokens), (self.output_tokens, self.output_tokens)
@@ -107,8 +114,8 @@ class DecodeHeavy(SyntheticScenario):
     """Short prompts, long answers: the time of token after token."""
 
     kind: Literal["decode_heavy"]
-    input_tokens: PositiveInt = Field(default=64, description="Of each prompt.")
-    output_tokens: PositiveInt = Field(default=256, description="Of each answer, exactly.")
+    input_tokens: Tokens = Field(default=64, description="Of each prompt.")
+    output_tokens: Tokens = Field(default=256, description="Of each answer, exactly.")
 
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return (self.input_tokens, self.input_tokens), (self.output_tokens, self.output_tokens)
@@ -161,11 +168,11 @@ class Slo(Model):
 class Score(Model):
     """The composite score of serving competitions: how many times as fast as the reference, weighted."""
 
-    weights: dict[str, float] = Field(default=DEFAULT_WEIGHTS, description="Level -> weight; they sum to 1.")
+    weights: dict[str, Weight] = Field(default=DEFAULT_WEIGHTS, description="Level -> weight; they sum to 1.")
     scenarios: list[str] | None = Field(
         default=None, description="Names of the scenarios whose durations are added; default: all."
     )
-    correctness: list[tuple[Share, float]] = Field(
+    correctness: list[tuple[Share, Weight]] = Field(
         default=list(DEFAULT_CORRECTNESS),
         min_length=1,
         description="Task score over the reference's -> coefficient; linear between, equal scores: a step.",
@@ -226,6 +233,13 @@ class SpeedRules(FigureBounds):
         default=None, gt=0, description="The reference's time over the candidate's, in the same session."
     )
 
+    @field_validator("max_slowdown", mode="before")
+    @classmethod
+    def _percent_is_written(cls, value: object) -> object:
+        if isinstance(value, int | float) and value >= 1:
+            raise ValueError(f"{value:g} would be {value:.0%}: write {value:g}% or {value / 100:g}")
+        return value
+
 
 class SpeedOverride(SpeedRules):
     """Other rules for some scenarios or levels; where several match, the last one wins."""
@@ -245,7 +259,9 @@ class SpeedConfig(SpeedRules):
     levels: list[Level] = Field(
         default=[1, 8, "max"], min_length=1, description="Requests in flight; max: all at once."
     )
-    rounds: int = Field(default=7, ge=1, description="Timed repetitions of each scenario at each level.")
+    rounds: int = Field(
+        default=7, ge=1, le=10_000, description="Timed repetitions of each scenario at each level."
+    )
     warmup_rounds: NonNegativeInt = Field(
         default=5, description="At most so many untimed rounds, until two in a row agree within 5 %."
     )

@@ -5,6 +5,7 @@ before it: what changed in the config, and what that did to accuracy and speed.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,9 +130,13 @@ def read_history(path: Path) -> History:
     try:
         content = file.read_bytes()
     except FileNotFoundError:
-        raise QuantguardError(
-            f"There is no history at {file}. Every run of the gate adds a line to it: quantguard run CONFIG."
-        ) from None
+        below = sorted(str(found.parent) for found in path.glob(f"*/{HISTORY_FILE}"))
+        advice = (
+            f"There is one in each of: {', '.join(below)}."
+            if below
+            else "Every run of the gate adds a line to it: quantguard run CONFIG."
+        )
+        raise QuantguardError(f"There is no history at {file}. {advice}") from None
     except OSError as error:
         raise QuantguardError(f"{file} cannot be read: {error.strerror or error}.") from error
     entries, problems = [], []
@@ -199,12 +204,13 @@ def better(name: str) -> str | None:
 def _figures(result: RunResult) -> Iterator[tuple[str, float]]:
     for cell in first_cells(result):
         for metric in METRICS_KEPT:
-            if metric in cell.metrics:
+            if math.isfinite(cell.metrics.get(metric, math.nan)):
                 yield f"{metric}[{cell_name(cell)}]", cell.metrics[metric]
     for check in result.checks:
         if (
             check.kind not in ("accuracy", "validity", "server", "self_consistency", "drift")
             and check.value is not None
+            and math.isfinite(check.value)
         ):
             yield check.id, check.value
 

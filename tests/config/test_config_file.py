@@ -166,6 +166,25 @@ def test_not_yaml_names_the_line_and_hints_at_quotes(write: Write) -> None:
     assert '"${NAME}"' in message
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("1" * 30, "the number is too large"),
+        ("-" + "9" * 30, "the number is too large"),
+        ("9" * 5000, "cannot be read"),
+        ("2026-99-99", "cannot be read"),
+        (r'"a\0b"', "the text holds a NUL"),
+        (r'"\ud800"', "half of a surrogate pair"),
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize("key", ["suite: {seed: %s}", "candidate: {server_args: {x: [%s]}}", "baseline: %s"])
+def test_values_that_no_result_could_hold_are_refused(write: Write, key: str, value: str, why: str) -> None:
+    message = message_of(write(key % value + "\n"))
+    assert why in message
+    assert ".yaml:1: " in message
+
+
 @pytest.mark.parametrize(("text", "found"), [("", "nothing"), ("- a\n", "a list"), ("word\n", "a str")])
 def test_file_without_keys(write: Write, text: str, found: str) -> None:
     assert f"must hold keys and values (name: ..., candidate: ...), not {found}" in message_of(write(text))

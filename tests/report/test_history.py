@@ -57,6 +57,13 @@ def test_a_line_holds_what_a_run_was() -> None:
     assert (line.changed, line.effect) == ("", "")
 
 
+def test_a_figure_that_is_no_number_is_left_out() -> None:
+    result = full()
+    checks = [check.model_copy(update={"value": float("nan")}) for check in result.checks]
+    cells = [cell.model_copy(update={"metrics": {"kl_mean": float("inf")}}) for cell in result.cells]
+    assert entry_of(result.model_copy(update={"checks": checks, "cells": cells}), None).figures == {}
+
+
 def test_the_log_says_what_changed_and_what_it_did() -> None:
     config = {"candidate": {"quantization": "nvfp4", "threads": 2}, "accuracy": {"kl_mean": {"max": 0.5}}}
     changed = {"candidate": {"quantization": "fp8", "threads": 2}, "accuracy": {}}
@@ -115,6 +122,12 @@ def test_a_line_with_what_is_no_number_is_left_out(tmp_path: Path, where: str, v
     history = read_history(tmp_path)
     assert len(history.entries) == 1
     assert "line 2 is left out" in history.problems[0]
+
+
+def test_the_folder_above_names_those_that_have_a_history(tmp_path: Path) -> None:
+    write(tmp_path / "one", [entry(0.1)])
+    with pytest.raises(QuantguardError, match=r"There is one in each of: .*one\."):
+        read_history(tmp_path)
 
 
 def test_what_is_no_history_is_explained(tmp_path: Path) -> None:
