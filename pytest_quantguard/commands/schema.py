@@ -38,5 +38,5 @@ def execute(arguments: argparse.Namespace) -> int:
         print_json([config.model_dump(mode="json") for config in configs])
         return ExitCode.DONE
     for config, path in zip(configs, arguments.config, strict=True):
-        print(f"{path}: {config.name} is right")
+        print(f"{path}: {config.name} is valid")
     return ExitCode.DONE

@@ -111,7 +111,7 @@ def reason(result: RunResult) -> str:
     if result.verdict == "incomplete":
         return "no check ran"
     near = [check.id for check in result.checks if check.near_bound]
-    return f"every check held; {len(near)} near the bound" if near else "every check held"
+    return f"every check held; the interval of {len(near)} reaches the bound" if near else "every check held"
 
 
 def headlines(result: RunResult) -> list[Headline]:

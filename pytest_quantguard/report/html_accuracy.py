@@ -32,7 +32,7 @@ HEAT_EDGES = (0.4, 0.7, 0.9, 1.0, 1.5)
 """Shares of a bound from which a cell's colour is the next warmer one."""
 MARKS = {"failed": "!", "error": "?", "warned": "*", "skipped": "-"}
 LEGEND = (
-    "! failed, ? could not run, * warning, ~ near the bound, - not run. The warmer the colour, the more of "
+    "! failed, ? could not run, * warning, ~ interval reaches the bound, - not run. The warmer the colour, the more of "
     "the bound is used."
 )
 GROUPS = (

@@ -82,7 +82,7 @@ def checks(result: RunResult) -> Html | None:
             tag(
                 "tr",
                 tag("th", check.id, scope="row"),
-                tag("td", check.outcome + (" (near the bound)" if check.near_bound else "")),
+                tag("td", check.outcome + (" (interval reaches the bound)" if check.near_bound else "")),
                 tag("td", value),
                 tag("td", bound_text(check)),
                 tag("td", first_line(check.message), class_="wrap"),

@@ -205,7 +205,7 @@ def _grounds(good: bool, near: bool, decision: Decision, value: float, bound: fl
         return ", but that is not proven: the interval reaches beyond the bound"
     if decision == "proven_bad" and not within and good:
         return ", but that is not proven: the interval reaches within the bound"
-    return "; near the bound: the interval straddles it" if near else ""
+    return "; the interval straddles the bound" if near else ""
 
 
 def _context(interval: Interval | None, noise_floor: float | None, detectable: float | None) -> str:

@@ -61,7 +61,7 @@ def test_schema_prints_and_checks(project: Project, capsys: pytest.CaptureFixtur
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == json_schema()
     assert main(["schema", "gate.yaml"]) == 0
-    assert capsys.readouterr().out == "gate.yaml: toy is right\n"
+    assert capsys.readouterr().out == "gate.yaml: toy is valid\n"
     project.write(accuracy={"kl_maen": {"max": 1}})
     assert main(["schema", "gate.yaml"]) == 2
     assert "did you mean 'kl_mean'?" in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_marks_tell_outcomes_without_colour() -> None:
         lines[0]
         == "gate: FAILED (2 of 5 checks held, 1 failed, 1 could not run, 1 with a warning, 1 skipped; 60 s)"
     )
-    assert "  ! failed, ? could not run, * warning, ~ near the bound, - not run" in lines
+    assert "  ! failed, ? could not run, * warning, ~ interval reaches the bound, - not run" in lines
 
 
 @pytest.mark.parametrize(

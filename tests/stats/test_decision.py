@@ -75,7 +75,7 @@ def test_sentences() -> None:
         smallest_detectable=0.0031,
     )
     assert failed.sentence == (
-        "kl_mean 0.0231 exceeds its upper bound 0.02; near the bound: the interval straddles it "
+        "kl_mean 0.0231 exceeds its upper bound 0.02; the interval straddles the bound "
         "(95% interval 0.0198 to 0.0264, noise floor 0.0004, smallest detectable change 0.0031)"
     )
     passed = decide(metric="agreement", value=0.9912, bound=0.97, better="higher")
