@@ -110,6 +110,16 @@ class AttachServer(Model):
     request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
     startup_timeout: float = Field(default=60, gt=0, description="Seconds to wait for the server to answer.")
 
+    @field_validator("url")
+    @classmethod
+    def _no_credentials(cls, value: str) -> str:
+        if re.search(r"[@?#]", value):
+            raise ValueError(
+                "no user name, password, '?' or '#' here, they would be stored in results: use api_key: "
+                "${NAME}"
+            )
+        return value
+
 
 ServerConfig = Annotated[SglangServer | EmulatorServer | AttachServer, Field(discriminator="backend")]
 
@@ -349,9 +359,10 @@ class GateConfig(Model):
     @field_validator("baseline")
     @classmethod
     def _no_credentials(cls, value: str | Path) -> str | Path:
-        if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
+        if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@|^https?://[^/]*@|://.*\?", value):
             raise ValueError(
-                "no credentials here, they would be stored in results: give them in the environment"
+                "no credentials and no '?...' here, they would be stored in results: give them in the "
+                "environment"
             )
         return value
 

@@ -452,6 +452,8 @@ def _nearest(value: object, allowed: Sequence[str]) -> str:
 def _shown_value(path: KeyPath, value: object) -> str:
     if isinstance(value, dict | list) or (path and path[-1] in HIDDEN_KEYS) or "env" in path:
         return ""
+    if isinstance(value, str) and re.search(r"://.*[@?]", value):
+        return ""  # It may hold a key.
     return f" is {value!r}"
 
 

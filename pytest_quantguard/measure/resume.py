@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import IO
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.generation.answer import GeneratedAnswer
@@ -30,7 +30,7 @@ class _Header(BaseModel):
     run: str
     """Fingerprint of everything that bears on the answers."""
     process: int
-    started: datetime
+    started: AwareDatetime
 
 
 class ResumeFile:

@@ -250,6 +250,33 @@ def test_secrets_are_not_shown(write: Write) -> None:
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "reference: {backend: attach, url: 'http://user:hunter2@host:1'}",
+        "reference: {backend: attach, url: 'http://hunter2@host:1'}",
+        "reference: {backend: attach, url: 'https://host/v1?token=hunter2'}",
+        "baseline: 'https://user:hunter2@host/base'",
+        "baseline: 'https://hunter2@host/base'",
+        "baseline: 's3://key:hunter2@bucket/base'",
+        "baseline: 's3://bucket/base?signature=hunter2'",
+        "suite: {size: 'http://user:hunter2@host'}",
+    ],
+)
+def test_a_url_with_a_key_is_refused_and_not_shown(write: Write, text: str) -> None:
+    """Configs are stored in results and shown in reports."""
+    lines = [line for line in MINIMAL.splitlines() if not line.startswith(text.split(":")[0] + ":")]
+    message = message_of(write("\n".join([*lines, text]) + "\n"))
+    assert "hunter2" not in message
+    assert text.split(":")[0] in message
+
+
+def test_urls_without_keys_are_taken(write: Write) -> None:
+    lines = [line for line in MINIMAL.splitlines() if not line.startswith("baseline:")]
+    for url in ("ssh://user@host/base", f"https://host/base#sha256={'0' * 64}", "hf://datasets/a/b@main/c"):
+        assert load_config(write("\n".join([*lines, f"baseline: '{url}'"]) + "\n")).baseline == url
+
+
 def test_extends_merges_deeply_and_keeps_paths(write: Write, tmp_path: Path) -> None:
     write(MINIMAL + "suite: {size: 4, seed: 3}\n", "shared/base.yaml")
     child = write(

@@ -142,3 +142,10 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         open_resume_file(tmp_path / "file" / "generation.jsonl", RUN, take_over=True),
     ):
         pass
+
+
+def test_a_time_without_a_zone_is_a_damaged_line(path: Path) -> None:
+    path.write_text(path.read_text().replace('Z"}', '"}'))
+    with open_resume_file(path, RUN, take_over=True) as file:
+        assert file.known == {}
+        assert "1 lines could not be read" in file.notes[0]
