@@ -66,7 +66,7 @@ def first_line(message: str) -> str:
 
 def verdict_line(result: RunResult) -> str:
     """Name, verdict, counts, time."""
-    held = sum(check.passed for check in result.checks)
+    held = sum(check.outcome == "passed" for check in result.checks)
     parts = [f"{held} of {len(result.checks)} checks held"]
     for outcome, words in OUTCOME_WORDS:
         count = sum(check.outcome == outcome for check in result.checks)
@@ -110,6 +110,9 @@ def reason(result: RunResult) -> str:
         return "the run ended before every check had a result"
     if result.verdict == "incomplete":
         return "no check ran"
+    warned = [check for check in result.checks if check.outcome == "warned"]
+    if warned:
+        return f"nothing failed; {warned[0].id} warns: {first_line(warned[0].message)}"
     near = [check.id for check in result.checks if check.near_bound]
     return f"every check held; the interval of {len(near)} reaches the bound" if near else "every check held"
 

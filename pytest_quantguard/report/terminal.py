@@ -21,7 +21,13 @@ WIDEST = 120
 SHOWN_GROUPS = 8
 LONGEST_TEXT = 600
 MARKS = {"failed": "!", "error": "?", "warned": "*", "skipped": "-", "passed": " "}
-LEGEND = {"!": "failed", "?": "could not run", "*": "warning", "~": "interval reaches the bound", "-": "not run"}
+LEGEND = {
+    "!": "failed",
+    "?": "could not run",
+    "*": "warning",
+    "~": "interval reaches the bound",
+    "-": "not run",
+}
 
 Column = tuple[str, int]
 """Phase and batch size."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_quantguard.report.progress import ThrottledLines, seconds_between
+from pytest_quantguard.report.headline import reason, verdict_line
 from pytest_quantguard.report.terminal import Line, render
 from pytest_quantguard.results import RELATIVE, CheckResult, RunResult, ServerResult
 
@@ -94,9 +95,17 @@ def test_marks_tell_outcomes_without_colour() -> None:
     assert row.split() == ["kl_mean", "0.9000!", "ERROR?", "0.4900~", "0.6000*", "-", "<=", "0.5"]
     assert (
         lines[0]
-        == "gate: FAILED (2 of 5 checks held, 1 failed, 1 could not run, 1 with a warning, 1 skipped; 60 s)"
+        == "gate: FAILED (1 of 5 checks held, 1 failed, 1 could not run, 1 with a warning, 1 skipped; 60 s)"
     )
     assert "  ! failed, ? could not run, * warning, ~ interval reaches the bound, - not run" in lines
+
+
+def test_a_warning_is_not_said_to_have_held() -> None:
+    warned = check("accuracy", "prefill", 1, "kl_mean", 0.9, outcome="warned")
+    warned = warned.model_copy(update={"message": "kl_mean is 0.9; 0.5 is allowed.\nMore."})
+    run = result([warned, check("accuracy", "prefill", 3, "kl_mean", 0.1)])
+    assert reason(run) == f"nothing failed; {warned.id} warns: kl_mean is 0.9; 0.5 is allowed."
+    assert verdict_line(run) == "gate: PASSED (1 of 2 checks held, 1 with a warning; 60 s)"
 
 
 @pytest.mark.parametrize(
