@@ -32,8 +32,8 @@ HEAT_EDGES = (0.4, 0.7, 0.9, 1.0, 1.5)
 """Shares of a bound from which a cell's colour is the next warmer one."""
 MARKS = {"failed": "!", "error": "?", "warned": "*", "skipped": "-"}
 LEGEND = (
-    "! failed, ? could not run, * warning, ~ interval reaches the bound, - not run. The warmer the colour, the more of "
-    "the bound is used."
+    "! failed, ? could not run, * warning, ~ interval reaches the bound, - not run. The warmer the colour, "
+    "the more of the bound is used."
 )
 GROUPS = (
     ("validity", "Validity"),

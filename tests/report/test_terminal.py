@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.headline import reason, verdict_line
+from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import Line, render
 from pytest_quantguard.results import RELATIVE, CheckResult, RunResult, ServerResult
 
