@@ -31,6 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read, render, write; raises `QuantguardError` for a file that is no result, or of a newer schema."""
+    from pytest_quantguard.errors import QuantguardError
+
+    try:
+        return _make(arguments)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise QuantguardError(
+            f"No report can be made of {arguments.result}: it holds values that no run writes "
+            f"({type(error).__name__}: {str(error)[:200]}). Run the gate again."
+        ) from error
+
+
+def _make(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.report.files import (
         REPORT_FILE,
         SUMMARY_FILE,

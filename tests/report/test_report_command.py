@@ -92,3 +92,30 @@ def test_without_an_utf8_locale(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.isascii()
     assert b"_" in done.stdout, "a sparkline of ASCII characters"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("baseline", "model"), 1.0),
+        (("details", "cells", 0, "along_span", 0, "kl_mean"), "Infinity"),
+        (("details", "prompts", 0, "kl_mean", "decode-bs8"), 1e308),
+        (("details", "cells", 0, "histogram", "candidate"), []),
+    ],
+    ids=str,
+)
+def test_a_result_that_somebody_changed_is_no_traceback(
+    path: tuple[str | int, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Either a report, or a sentence that names the file."""
+    write_result(tmp_path, full())
+    changed = json.loads((tmp_path / "result.json").read_text())
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (tmp_path / "result.json").write_text(json.dumps(changed))
+    code = cli.main(["report", str(tmp_path)])
+    assert code in (0, 3)
+    if code == 3:
+        assert f"No report can be made of {tmp_path}" in capsys.readouterr().err
