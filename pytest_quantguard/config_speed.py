@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,9 +86,9 @@ class SyntheticScenario(ScenarioBase):
         default=0, description="Tokens that all prompts have in common, to measure the prefix cache."
     )
 
+    @abstractmethod
     def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Shortest and longest prompt, shortest and longest answer, in tokens."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _possible(self) -> SyntheticScenario:
