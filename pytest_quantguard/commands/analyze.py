@@ -70,7 +70,7 @@ def _analyze(prompts: str, arguments: argparse.Namespace, encode: Encode | None)
     if prompts == "builtin":
         found = builtin_prompts(size=arguments.size, max_prompt_tokens=arguments.max_prompt_tokens)
     else:
-        found = read_prompts(Path(prompts))
+        found = read_prompts(Path(prompts), remedy="Give a JSONL file of prompts, or 'builtin'.")
     return analyze(found, name=prompts, encode=encode)
 
 

@@ -22,7 +22,8 @@ def load_questions(config: GenerationConfig, *, base_folder: Path) -> tuple[Prom
     """
     if config.prompts == "builtin":
         return tuple(prompt for task in config.tasks for prompt in _builtin(task, config))
-    found = read_prompts(base_folder / config.prompts, need_gold=True, key="generation.prompts")
+    remedy = "Set `generation.prompts` to a JSONL file or to 'builtin'."
+    found = read_prompts(base_folder / config.prompts, need_gold=True, remedy=remedy)
     _check_route(found, config)
     return _selected(found, config.file_tasks, config.prompts)
 

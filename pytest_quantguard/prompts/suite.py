@@ -61,7 +61,8 @@ def load_suite(config: SuiteConfig, *, base_folder: Path) -> PromptSuite:
             size=config.size, max_prompt_tokens=config.max_prompt_tokens, mix=config.mix, seed=config.seed
         )
     else:
-        prompts = read_prompts(base_folder / config.prompts)
+        remedy = "Set `suite.prompts` to a JSONL file or to 'builtin'."
+        prompts = read_prompts(base_folder / config.prompts, remedy=remedy)
     return PromptSuite(config.prompts, prompts, digest_suite(prompts))
 
 
@@ -74,19 +75,20 @@ def digest_suite(prompts: tuple[Prompt, ...]) -> str:
     return digest.hexdigest()
 
 
-def read_prompts(path: Path, *, need_gold: bool = False, key: str = "suite.prompts") -> tuple[Prompt, ...]:
+def read_prompts(
+    path: Path, *, need_gold: bool = False, remedy: str = "Give a JSONL file of prompts."
+) -> tuple[Prompt, ...]:
     """Prompts of a JSONL file: objects with `text`, `prompt` or `question`, or with `token_ids`; and, if
     wished, `id`, `task` and `gold`.
 
-    need_gold: every line must have a `gold` that its task can score. key: of the config, for messages. Raises
-    ConfigError naming every bad line (the first ten).
+    need_gold: every line must have a `gold` that its task can score. remedy: for a file that cannot be read.
+    Raises ConfigError naming every bad line (the first ten).
     """
     try:
         raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(
-            f"The prompt file {path} cannot be read: {error.strerror or error}. "
-            f"Set `{key}` to a JSONL file or to 'builtin'."
+            f"The prompt file {path} cannot be read: {error.strerror or error}. {remedy}"
         ) from error
     prompts: list[Prompt] = []
     problems: list[str] = []

@@ -216,3 +216,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_prompt_is_text_or_tokens() -> None:
     with pytest.raises(ValueError, match="either text or token_ids"):
         Prompt("a", "qa")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "said"), [({}, "Give a JSONL file of prompts."), ({"remedy": "Set it."}, "Set it.")]
+)
+def test_a_file_that_cannot_be_read_comes_with_its_remedy(
+    tmp_path: Path, remedy: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be read: No such file or directory. {said}"):
+        read_prompts(tmp_path / "builtin", **remedy)
