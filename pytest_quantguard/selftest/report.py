@@ -29,12 +29,26 @@ LEGEND = (
 
 
 def render_text(result: SelftestResult, width: int = 80) -> list[str]:
-    """Everything, for a terminal: what was run, the matrix (as wide as it is), what was missed and why, the
-    summary.
+    """Everything, for a terminal: what was run, the matrix, what was missed and why, the summary.
+
+    Where the matrix is wider than `width`, a fault takes two lines.
     """
     before = [f"{result.name}: {result.candidate}", *_plan_lines(result), "", *_clean_lines(result), ""]
     matrix = _aligned([_header(result), *(_row(result, fault) for fault in result.tried)])
+    if max(map(len, matrix)) > width:
+        matrix = _folded(result, width)
     return [*_wrapped(before, width), *matrix, *_wrapped([LEGEND, *_after(result)], width)]
+
+
+def _folded(result: SelftestResult, width: int) -> list[str]:
+    """The matrix with the columns after those of the kinds on a line of their own."""
+    rows = [_header(result), *(_row(result, fault) for fault in result.tried)]
+    first_line = _aligned([[row[0], *row[2:-4]] for row in rows])
+    folded = [first_line[0]]
+    for line, (_, severity, *_, first, judged, moved, seconds) in zip(first_line[1:], rows[1:], strict=True):
+        rest = f"    {severity}: {first}, {judged} failed, KL from clean {moved}, {seconds} s"
+        folded += [line, *_wrapped([rest], width)]
+    return folded
 
 
 def _after(result: SelftestResult) -> list[str]:
