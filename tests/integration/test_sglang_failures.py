@@ -27,7 +27,7 @@ def test_an_unknown_flag_is_named_with_the_nearest(sglang_venv: Path, smollm2: P
 def test_a_wrong_model_path_is_read_from_the_log(sglang_venv: Path, tmp_path: Path) -> None:
     config = server_config(sglang_venv, tmp_path / "no-model")
     with pytest.raises(
-        ServerStartError, match=r"exit code 1 .*\nreading of the log: the model was not found"
+        ServerStartError, match=r"exit code 1, .*\nreading of the log: the model was not found"
     ):
         start(config, log_path=tmp_path / "server.log")
 
