@@ -11,12 +11,12 @@ from pytest_quantguard.gate.generation import generation_config, measured_genera
 from pytest_quantguard.gate.message import WIDTH, describe_failure, labelled, number
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.gate.verdicts import detectable_change, require_judged, result_of
 from pytest_quantguard.generation.answer import GeneratedAnswer
 from pytest_quantguard.generation.figures import SHARES, AnswerPair, Figures, Sign, figures_of
 from pytest_quantguard.generation.metrics import EVERYTHING, GENERATION_METRICS
-from pytest_quantguard.results import CheckResult, Outcome
+from pytest_quantguard.results import CheckResult
 from pytest_quantguard.stats.decision import decide
-from pytest_quantguard.stats.power import smallest_detectable_change
 
 SHOWN_PAIRS = 3
 TAIL = 90
@@ -59,31 +59,12 @@ def judge_generation(trial: Trial, check: Check) -> CheckResult:
         decision="point" if metric.name == "loss_p" else check.bound.decision or config.decision,
         interval=interval,
         noise_floor=measured.noise.get(check.task, {}).get(metric.name),
-        smallest_detectable=None
-        if interval is None
-        else smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters),
+        smallest_detectable=detectable_change(interval),
     )
-    if verdict.status == "refused":
-        raise ConfigError(f"{verdict.sentence}. The key is {key} in {trial.config_path}.")
-    outcome: Outcome = "passed" if verdict.passed else "failed"
-    result = CheckResult(
-        id=check.name,
-        kind=check.kind,
-        metric=metric.name,
-        unit=metric.unit,
-        value=verdict.value,
-        bound=verdict.bound,
-        bound_side="max" if metric.better == "lower" else "min",
-        interval=None if interval is None else (interval.low, interval.high),
-        noise_floor=verdict.noise_floor,
-        detectable_change=verdict.smallest_detectable,
-        near_bound=verdict.near_bound,
-        decision=verdict.decision,
-        outcome=outcome,
-        message=verdict.sentence,
-        extra={"task": check.task, "prompts": figures.prompts, "lost": figures.counts["lost"],
-               "won": figures.counts["won"]},
-    )  # fmt: skip
+    require_judged(trial, verdict, key)
+    counts = {"lost": figures.counts["lost"], "won": figures.counts["won"]}
+    extra = {"task": check.task, "prompts": figures.prompts, **counts}
+    result = result_of(check, verdict, metric.unit, extra)
     if verdict.passed:
         return result
     allowed = "at most" if metric.better == "lower" else "at least"

@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_quantguard.baseline.recording import CellKey
 from pytest_quantguard.config import Decision, Increase
-from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_judge import judge_generation
 from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
@@ -18,17 +17,17 @@ from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.speed_score import judge_score
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.gate.validity import judge_quantized, judge_validity, require_valid
+from pytest_quantguard.gate.verdicts import detectable_change, require_judged, result_of
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import METRICS, Metric, metric_change, metric_intervals
 from pytest_quantguard.measure.cells import CellMeasurement
 from pytest_quantguard.measure.consistency import SelfComparison, compare_with_itself
 from pytest_quantguard.measure.drift import DriftMeasurement, measure_drift
 from pytest_quantguard.measure.identity import describe_server, environment_changes
-from pytest_quantguard.results import RELATIVE, CheckResult, Kind, Outcome
+from pytest_quantguard.results import CheckResult, Kind
 from pytest_quantguard.stats.bootstrap import Interval
 from pytest_quantguard.stats.decision import Verdict, decide, decide_drift
 from pytest_quantguard.stats.paired import PairedChange
-from pytest_quantguard.stats.power import smallest_detectable_change
 
 
 def judge(trial: Trial, check: Check) -> CheckResult:
@@ -68,13 +67,13 @@ def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
         decision=check.bound.decision or trial.config.accuracy.decision,
         interval=interval,
         noise_floor=trial.baseline().noise_floor.get(key, {}).get(metric.name),
-        smallest_detectable=_detectable(interval),
+        smallest_detectable=detectable_change(interval),
     )
     jitter = _jitter(trial, key, metric)
-    result = _result(check, verdict, metric, {"repeats": jitter} if jitter else {})
+    result = result_of(check, verdict, metric.unit, {"repeats": jitter} if jitter else {})
     if verdict.passed:
         return result
-    _require_judged(trial, verdict, f"accuracy.{metric.name}")
+    require_judged(trial, verdict, f"accuracy.{metric.name}")
     cells = trial.baseline().cells[key], trial.measurement(key).cell
     details = [
         *(labelled("own jitter", _spread(jitter)) if jitter else []),
@@ -119,10 +118,10 @@ def _judge_self_consistency(trial: Trial, check: Check) -> CheckResult:
         "identical_share": compared.bits.share,
         "evidence": list(compared.evidence),
     }
-    result = _result(check, verdict, metric, figures)
+    result = result_of(check, verdict, metric.unit, figures)
     if verdict.passed and not beyond:
         return result
-    _require_judged(trial, verdict, f"self_consistency.{check.comparison}.max_increase")
+    require_judged(trial, verdict, f"self_consistency.{check.comparison}.max_increase")
     headline = f"{compared.evidence[0]}: {_grown(metric, change, rule.max_increase)}."
     if verdict.passed:
         headline = (
@@ -205,10 +204,10 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
             interval=intervals_of(trial, ("drift", key), moved.between).get(metric.name),
         )
         headline = f"accepted run against candidate: {_headline(verdict, check.bound.limit, metric)}"
-    result = _result(check, verdict, metric, _drift_figures(check, change, moved))
+    result = result_of(check, verdict, metric.unit, _drift_figures(check, change, moved))
     if verdict.passed:
         return result
-    _require_judged(trial, verdict, f"accuracy.drift.{metric.name}")
+    require_judged(trial, verdict, f"accuracy.drift.{metric.name}")
     details = [
         *labelled("against BF16", f"{number(change.before)} accepted, {number(change.after)} now"),
         *_affected(moved),
@@ -283,42 +282,6 @@ def _parts(check: Check) -> tuple[CellKey, Metric]:
     assert check.cell is not None
     assert check.metric is not None
     return check.cell, METRICS[check.metric]
-
-
-def _detectable(interval: Interval | None) -> float | None:
-    if interval is None:
-        return None
-    return smallest_detectable_change(standard_error=interval.standard_error, clusters=interval.clusters)
-
-
-def _result(check: Check, verdict: Verdict, metric: Metric, extra: dict[str, Any]) -> CheckResult:
-    outcome: Outcome = "passed" if verdict.passed else "failed"
-    interval = verdict.interval
-    return CheckResult(
-        id=check.name,
-        kind=check.kind,
-        phase=check.cell.phase if check.cell else None,
-        batch_size=check.cell.batch_size if check.cell else None,
-        metric=metric.name,
-        unit=RELATIVE if verdict.metric.startswith("relative ") else metric.unit,
-        value=verdict.value,
-        bound=verdict.bound,
-        bound_side="max" if verdict.better == "lower" else "min",
-        interval=None if interval is None else (interval.low, interval.high),
-        noise_floor=verdict.noise_floor,
-        detectable_change=verdict.smallest_detectable,
-        near_bound=verdict.near_bound,
-        decision=verdict.decision,
-        outcome=outcome,
-        message=verdict.sentence,
-        extra=extra,
-    )
-
-
-def _require_judged(trial: Trial, verdict: Verdict, key: str) -> None:
-    """A verdict that was refused is an error of the config, not of the candidate."""
-    if verdict.status == "refused":
-        raise ConfigError(f"{verdict.sentence}. The key is {key} in {trial.config_path}.")
 
 
 def _failed(trial: Trial, result: CheckResult, headline: str, details: list[str]) -> CheckResult:
