@@ -56,7 +56,7 @@ def recordings(draw: st.DrawFn) -> tuple[tuple[PromptRecord, ...], dict[CellKey,
 
 
 @given(recordings())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_bit_comes_back(recording: tuple[tuple[PromptRecord, ...], dict[CellKey, Cell]]) -> None:
     prompts, cells = recording
     assert_same_cells(cells, decode_cells(encode_cells(cells, prompts), prompts))
@@ -104,7 +104,7 @@ def test_decoded_rows_cannot_be_changed() -> None:
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
     """Without a digest to protect them, changed bytes lead to other numbers or BaselineError."""
     prompts = make_prompts(np.random.default_rng(5), 2, 3, 50)

@@ -47,7 +47,7 @@ def test_golden_nvfp4_bit_for_bit(case: str) -> None:
     assert np.array_equal(out, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(x=matrices(32))
 def test_nvfp4_weights_and_activations_equal_the_scalar_definition(x: np.ndarray) -> None:
     tensor = NVFP4Tensor.quantize(x)
@@ -61,7 +61,7 @@ def test_nvfp4_weights_and_activations_equal_the_scalar_definition(x: np.ndarray
         assert np.array_equal(NVFP4Activation()(row[None]), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(x=matrices(64))
 def test_mx_equals_the_scalar_definition(x: np.ndarray) -> None:
     for kind, values, exponent in (("mxfp4", scalar.E2M1, 2), ("mxfp8", scalar.E4M3, 8)):
@@ -72,7 +72,7 @@ def test_mx_equals_the_scalar_definition(x: np.ndarray) -> None:
         assert np.array_equal(activation(x), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(x=matrices(24))
 def test_int8_equals_the_scalar_definition(x: np.ndarray) -> None:
     activation = FORMATS["int8"].activation

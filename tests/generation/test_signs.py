@@ -33,7 +33,7 @@ def longest_loop_by_brute_force(units: list[int]) -> int:
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 3), max_size=20),
     st.lists(st.integers(0, 3), min_size=1, max_size=6),

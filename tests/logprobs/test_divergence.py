@@ -50,7 +50,7 @@ def rows_of(probabilities: list[list[float]], ids: list[list[int]], vocab: int) 
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=seeds,
     vocab=st.integers(2, 60),
@@ -112,7 +112,7 @@ logits = hnp.arrays(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(first=logits, seed=seeds, k=st.integers(1, 40), other_k=st.integers(1, 40), data=st.data())
 def test_never_exceeds_the_true_divergence(
     first: Float64, seed: int, k: int, other_k: int, data: st.DataObject
@@ -150,7 +150,7 @@ def test_never_exceeds_the_true_divergence(
         assert found.js == pytest.approx(true_middle, abs=2e-5)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(values=logits, k=st.integers(1, 40))
 @example(values=np.zeros((1, 40)), k=4)
 @example(values=np.array([[300.0] + [0.0] * 9]), k=4)
@@ -223,7 +223,7 @@ def _distinct(ids: list[int], k: int) -> list[int]:
     return list(dict.fromkeys(ids))[:k]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds)
 def test_order_within_a_row_does_not_matter(seed: int) -> None:
     p, q = random_pair(seed, 50)

@@ -148,7 +148,7 @@ def test_languages(text: str, language: str) -> None:
 
 
 @given(st.text(max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_can_be_measured(text: str) -> None:
     measures = measure_text(text)
     assert 0 <= measures.low_meaning <= 1

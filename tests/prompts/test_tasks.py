@@ -151,7 +151,7 @@ def check(task: str, exercise: Exercise) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @given(seed=SEEDS, tokens=LENGTHS, language=LANGUAGES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_gold_is_proved_by_the_prompt(task: str, seed: int, tokens: int, language: Language) -> None:
     exercise = make(task, seed, tokens, language)
     if exercise is not None:

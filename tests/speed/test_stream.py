@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_quantguard.measure.load.stream import StreamError, StreamReader
@@ -21,7 +21,6 @@ def finish(reader: StreamReader, tokens: int = 4) -> RequestTiming:
     return reader.finish(sent=0.0, input_tokens=3, output_tokens=tokens)
 
 
-@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 5000), max_size=40), line_end=st.sampled_from([b"\n", b"\r\n"]))
 def test_cuts_anywhere_give_the_same_counts(cuts: list[int], line_end: bytes) -> None:
     """Also inside a character of several bytes, and with text that looks like the protocol."""

@@ -24,7 +24,7 @@ AGGREGATES: list[Aggregate] = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=1, max_size=7),
     seed=st.integers(0, 2**32 - 1),
