@@ -22,7 +22,7 @@ from pytest_quantguard.prompts.prompt import Prompt
 
 pytestmark = pytest.mark.benchmark_suite
 
-TINY = Path(__file__).parents[1] / "data" / "golden" / "bf16-tiny"
+TINY = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 PROMPTS, PROMPT_TOKENS, SPAN = 32, 64, 32
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.benchmark_suite
 
 PROMPTS, POSITIONS, WIDTH, VOCAB = 32, 128, 256, 49_152
 PREFIX = 100
-MODEL = Path(__file__).parents[1] / "data" / "golden" / "bf16-tiny"
+MODEL = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 
 SERVER = """
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulator_formats.folders import GOLDEN, random_model
+from emulator_formats.folders import STORED, random_model
 
 from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.formats.rounding import round_bfloat16
@@ -104,8 +104,8 @@ def test_bfloat16_logits_are_bfloat16(running: Start, tokens: Tokens) -> None:
 @pytest.mark.parametrize("name", ["modelopt-nvfp4-tiny", "modelopt-nvfp4-fp8kv-tiny"])
 def test_published_checkpoints_give_the_reference_logits(name: str) -> None:
     """transformers with ModelOpt's fake quantization, in float32; prefill and, token by token, decode."""
-    reference = np.load(GOLDEN / name / "reference.npz")
-    one = Running(load_checkpoint(GOLDEN / name, dtype="float32"))
+    reference = np.load(STORED / name / "reference.npz")
+    one = Running(load_checkpoint(STORED / name, dtype="float32"))
     prefill, decode = [], []
     try:
         for ids, logits in zip(reference["input_ids"].tolist(), reference["quantized_logits"], strict=True):

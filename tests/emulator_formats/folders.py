@@ -1,4 +1,4 @@
-"""Model folders for tests: the golden ones, and small ones written from arrays."""
+"""Model folders for tests: the stored ones, and small ones written from arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_quantguard.emulator.tensor_files import TensorFolder
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+STORED = Path(__file__).parents[1] / "data" / "models"
 
 Tensors = dict[str, tuple[str, np.ndarray]]
 """By name: the safetensors type and the elements; BF16 and FP8 as bit patterns."""
@@ -43,8 +43,8 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
 
 
 def copy_folder(name: str, target: Path) -> Path:
-    """A golden folder that may be changed."""
-    return Path(shutil.copytree(GOLDEN / name, target / name))
+    """A stored model folder that may be changed."""
+    return Path(shutil.copytree(STORED / name, target / name))
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -14,7 +14,7 @@ from pytest_quantguard.emulator.check_checkpoint import CheckpointReport, check_
 from pytest_quantguard.emulator.formats import FP8Tensor, NVFP4Tensor
 from pytest_quantguard.errors import ModelError
 
-from .folders import GOLDEN, Tensors, bf16, copy_folder, damage, edit_json, f32, random_model, read_tensors
+from .folders import STORED, Tensors, bf16, copy_folder, damage, edit_json, f32, random_model, read_tensors
 from .test_published import compressed_nvfp4, fp8_folder
 
 UP, GATE, DOWN = (f"model.layers.1.mlp.{name}_proj" for name in ("up", "gate", "down"))
@@ -29,7 +29,7 @@ def found(report: CheckpointReport) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("name", [NVFP4, FP8, WITH_CACHE])
 def test_good_checkpoints_are_silent(name: str) -> None:
-    report = check_checkpoint(GOLDEN / name, reference=GOLDEN / "bf16-tiny")
+    report = check_checkpoint(STORED / name, reference=STORED / "bf16-tiny")
     assert found(report) == []
     assert report.passed
     quantized = [item for item in report.noise if item.format != "bf16"]
@@ -39,7 +39,7 @@ def test_good_checkpoints_are_silent(name: str) -> None:
 
 
 def test_good_checkpoints_of_other_methods_are_silent(tmp_path: Path) -> None:
-    assert found(check_checkpoint(compressed_nvfp4(tmp_path), GOLDEN / "bf16-tiny")) == []
+    assert found(check_checkpoint(compressed_nvfp4(tmp_path), STORED / "bf16-tiny")) == []
     section = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     folder = fp8_folder(tmp_path, section, "block", "weight_scale_inv")
     report = check_checkpoint(folder)
@@ -212,7 +212,7 @@ def test_each_defect_is_found_and_named(
     assert found(report) == [expected]
     assert report.passed is (expected[0] == "warning")
     assert expected[2] in str(report.findings[0])
-    check_checkpoint(folder, reference=GOLDEN / "bf16-tiny")
+    check_checkpoint(folder, reference=STORED / "bf16-tiny")
 
 
 def test_exclusion_lists_that_disagree_with_the_tensors(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_exclusion_lists_that_disagree_with_the_tensors(tmp_path: Path) -> None:
 
 def test_fused_modules_in_different_formats(tmp_path: Path) -> None:
     folder = copy_folder(NVFP4, tmp_path)
-    tensors = read_tensors(GOLDEN / FP8)
+    tensors = read_tensors(STORED / FP8)
     damage(folder, {f"{UP}.weight_scale_2": None, **{n: v for n, v in tensors.items() if n.startswith(UP)}})
     path = folder / "hf_quant_config.json"
     modules = [name.removesuffix(".weight_scale") for name in tensors if name.endswith("weight_scale")]
@@ -275,7 +275,7 @@ def test_a_reference_exposes_noisy_tensors(tmp_path: Path, damaged: str, kind: s
         scales[:20] -= 8
     damage(folder, {f"{DOWN}.weight": ("U8", packed), f"{DOWN}.weight_scale": ("F8_E4M3", scales)})
     assert found(check_checkpoint(folder)) == []
-    report = check_checkpoint(folder, reference=GOLDEN / "bf16-tiny")
+    report = check_checkpoint(folder, reference=STORED / "bf16-tiny")
     assert found(report) == [("error", "noisy-tensor", DOWN)]
     assert kind in report.findings[0].message
 
@@ -283,7 +283,7 @@ def test_a_reference_exposes_noisy_tensors(tmp_path: Path, damaged: str, kind: s
 def test_the_report_as_json(tmp_path: Path) -> None:
     folder = copy_folder(NVFP4, tmp_path)
     damage(folder, {f"{DOWN}.input_scale": f32(0)})
-    report = check_checkpoint(folder, reference=GOLDEN / "bf16-tiny")
+    report = check_checkpoint(folder, reference=STORED / "bf16-tiny")
     content = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert content["passed"] is False
     assert content["method"] == "modelopt"
@@ -300,16 +300,16 @@ def test_the_report_as_json(tmp_path: Path) -> None:
 
 def test_what_cannot_be_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected a quantized checkpoint, found no quantization config"):
-        check_checkpoint(GOLDEN / "bf16-tiny")
+        check_checkpoint(STORED / "bf16-tiny")
     other = random_model(tmp_path / "other")
     with pytest.raises(ModelError, match=r"is not the model that .* was made from: shapes differ"):
-        check_checkpoint(GOLDEN / NVFP4, reference=other)
+        check_checkpoint(STORED / NVFP4, reference=other)
     with pytest.raises(ModelError, match="found no folder"):
         check_checkpoint(tmp_path / "nowhere")
 
 
 def test_progress_names_modules() -> None:
     lines: list[str] = []
-    check_checkpoint(GOLDEN / NVFP4, GOLDEN / "bf16-tiny", lines.append)
+    check_checkpoint(STORED / NVFP4, STORED / "bf16-tiny", lines.append)
     assert f"checking {UP}" in lines
     assert f"comparing {UP}" in lines

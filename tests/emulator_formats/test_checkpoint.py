@@ -18,17 +18,17 @@ from pytest_quantguard.emulator.layout import fused_groups, linear_shapes, tenso
 from pytest_quantguard.emulator.tensor_files import TensorFolder
 from pytest_quantguard.errors import ModelError
 
-from .folders import GOLDEN, bf16, damage, random_model, read_tensors, write_safetensors
+from .folders import STORED, bf16, damage, random_model, read_tensors, write_safetensors
 from .forward import forward, mean_kl
 
-BF16 = GOLDEN / "bf16-tiny"
+BF16 = STORED / "bf16-tiny"
 EXPORTS = ("modelopt-nvfp4-tiny", "modelopt-nvfp4-fp8kv-tiny", "modelopt-fp8-tiny")
 
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_modelopt_exports_reproduce_the_exporters_logits(name: str) -> None:
-    reference = np.load(GOLDEN / name / "reference.npz")
-    checkpoint = load_checkpoint(GOLDEN / name, dtype="float32")
+    reference = np.load(STORED / name / "reference.npz")
+    checkpoint = load_checkpoint(STORED / name, dtype="float32")
     logits = forward(checkpoint, reference["input_ids"])
     expected = reference["quantized_logits"]
     own = mean_kl(reference["bf16_weights_logits"], expected)
@@ -39,13 +39,13 @@ def test_modelopt_exports_reproduce_the_exporters_logits(name: str) -> None:
 
 
 def test_unquantized_folder_reproduces_the_reference() -> None:
-    reference = np.load(GOLDEN / EXPORTS[0] / "reference.npz")
+    reference = np.load(STORED / EXPORTS[0] / "reference.npz")
     logits = forward(load_checkpoint(BF16, dtype="float32"), reference["input_ids"])
     assert np.abs(logits - reference["bf16_weights_logits"]).max() < 1e-4
 
 
 def test_nvfp4_on_the_fly_equals_the_export() -> None:
-    exported = load_checkpoint(GOLDEN / "modelopt-nvfp4-tiny")
+    exported = load_checkpoint(STORED / "modelopt-nvfp4-tiny")
     on_the_fly = load_checkpoint(BF16, quantization="nvfp4")
     for module, linear in exported.linears.items():
         assert np.array_equal(linear.weight, on_the_fly.linears[module].weight), module
@@ -53,7 +53,7 @@ def test_nvfp4_on_the_fly_equals_the_export() -> None:
 
 def test_fp8_on_the_fly_equals_the_export_but_for_its_bf16_quotient() -> None:
     """Model Optimizer divides BF16 weights by the scale in BF16, so its values are rounded twice."""
-    exported = load_checkpoint(GOLDEN / "modelopt-fp8-tiny")
+    exported = load_checkpoint(STORED / "modelopt-fp8-tiny")
     on_the_fly = load_checkpoint(BF16, quantization="fp8")
     plain = load_checkpoint(BF16)
     differing = 0
@@ -70,7 +70,7 @@ def test_fp8_on_the_fly_equals_the_export_but_for_its_bf16_quotient() -> None:
 
 
 def test_kv_cache_follows_folder_patterns_and_flag() -> None:
-    with_cache = GOLDEN / "modelopt-nvfp4-fp8kv-tiny"
+    with_cache = STORED / "modelopt-nvfp4-fp8kv-tiny"
     assert load_checkpoint(with_cache).kv_cache_format == "fp8_e4m3"
     assert load_checkpoint(with_cache, kv_cache_dtype="bf16").kv_cache_format == "bf16"
     scales = load_checkpoint(with_cache).kv_scales
@@ -88,16 +88,16 @@ def test_kv_cache_follows_folder_patterns_and_flag() -> None:
 
 def test_tensors_equal_the_files_as_the_safetensors_library_reads_them() -> None:
     name = "modelopt-nvfp4-tiny"
-    checkpoint = load_checkpoint(GOLDEN / name, dtype="float32")
-    with safe_open(GOLDEN / name / "model.safetensors", "np") as stored:
+    checkpoint = load_checkpoint(STORED / name, dtype="float32")
+    with safe_open(STORED / name / "model.safetensors", "np") as stored:
         for module, values in checkpoint.tensors.items():
             assert np.array_equal(values, stored.get_tensor(f"{module}.weight"))
         packed = stored.get_tensor("model.layers.1.mlp.up_proj.weight")
-    assert np.array_equal(TensorFolder(GOLDEN / name).raw("model.layers.1.mlp.up_proj.weight"), packed)
+    assert np.array_equal(TensorFolder(STORED / name).raw("model.layers.1.mlp.up_proj.weight"), packed)
 
 
 def test_compute_type_rounds_unquantized_tensors_only() -> None:
-    name = GOLDEN / "modelopt-nvfp4-tiny"
+    name = STORED / "modelopt-nvfp4-tiny"
     exact, rounded = load_checkpoint(name, dtype="float32"), load_checkpoint(name, dtype="bfloat16")
     assert np.array_equal(rounded.linears["lm_head"].weight, round_bfloat16(exact.linears["lm_head"].weight))
     module = "model.layers.0.mlp.up_proj"
@@ -196,7 +196,7 @@ def test_reload_rejects_unknown_modules_and_other_shapes() -> None:
 
 
 def test_quantized_gives_the_stored_form_of_the_whole_group() -> None:
-    checkpoint = load_checkpoint(GOLDEN / "modelopt-nvfp4-tiny")
+    checkpoint = load_checkpoint(STORED / "modelopt-nvfp4-tiny")
     stored = checkpoint.quantized(["model.layers.0.mlp.up_proj"])
     assert sorted(stored) == ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
     for name, tensor in stored.items():

@@ -15,7 +15,7 @@ from pytest_quantguard.emulator.model_config import ModelConfig
 from pytest_quantguard.emulator.quantization_config import read_quantization_config
 from pytest_quantguard.errors import ModelError
 
-from .folders import GOLDEN, copy_folder
+from .folders import STORED, copy_folder
 from .test_published import NVFP4_GROUP
 
 ODD_VALUES = [None, True, -1, 0, 2.5, 10**30, "x", "re:(", [], ["re:("], [None], [[1]], {}, {"x": 1}]
@@ -81,7 +81,7 @@ def test_odd_values_are_refused_with_a_message(
     folder = copy_folder("modelopt-nvfp4-tiny", tmp_path)
     if name == "config.json":
         (folder / "hf_quant_config.json").unlink()
-    base = json.loads((GOLDEN / "modelopt-nvfp4-tiny" / name).read_text())
+    base = json.loads((STORED / "modelopt-nvfp4-tiny" / name).read_text())
     document = (
         base
         if section is None

@@ -1,4 +1,4 @@
-"""Published layouts other than the golden exports, made from these by renaming and requantizing."""
+"""Published layouts other than the stored exports, made from these by renaming and requantizing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_quantguard.emulator.formats import FP8Activation, FP8Tensor, NVFP4Ac
 from pytest_quantguard.emulator.quantization_config import matches, read_quantization_config
 
 from .folders import (
-    GOLDEN,
+    STORED,
     Tensors,
     bf16,
     copy_folder,
@@ -34,7 +34,7 @@ NVFP4_GROUP = {
 
 
 def compressed_nvfp4(tmp_path: Path, **changes: Any) -> Path:
-    """The golden NVFP4 export in compressed-tensors' layout: other names, inverse global scales."""
+    """The stored NVFP4 export in compressed-tensors' layout: other names, inverse global scales."""
     folder = copy_folder("modelopt-nvfp4-fp8kv-tiny", tmp_path)
     renamed: Tensors = {}
     for name, (dtype, array) in read_tensors(folder).items():
@@ -62,7 +62,7 @@ def compressed_nvfp4(tmp_path: Path, **changes: Any) -> Path:
 
 def test_compressed_tensors_nvfp4_equals_the_modelopt_export(tmp_path: Path) -> None:
     ours = load_checkpoint(compressed_nvfp4(tmp_path))
-    reference = load_checkpoint(GOLDEN / "modelopt-nvfp4-fp8kv-tiny")
+    reference = load_checkpoint(STORED / "modelopt-nvfp4-fp8kv-tiny")
     assert ours.kv_scales == reference.kv_scales
     assert ours.kv_cache_format == "fp8_e4m3"
     for name, linear in reference.linears.items():
@@ -134,7 +134,7 @@ def test_compressed_tensors_fp8(
     checkpoint = load_checkpoint(fp8_folder(tmp_path, section, strategy))
     assert checkpoint.linears[UP].format == expected_format
     assert checkpoint.linears[UP].activation == expected_activation
-    plain = load_checkpoint(GOLDEN / "bf16-tiny").linears[UP].weight
+    plain = load_checkpoint(STORED / "bf16-tiny").linears[UP].weight
     expected = FP8Tensor.quantize(plain, granularity=strategy).dequantize()  # type: ignore[arg-type]
     assert np.array_equal(checkpoint.linears[UP].weight, expected)
 
@@ -142,7 +142,7 @@ def test_compressed_tensors_fp8(
 def test_block_fp8_as_deepseek_and_qwen_publish_it(tmp_path: Path) -> None:
     section = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": [DOWN]}
     folder = fp8_folder(tmp_path, section, "block", "weight_scale_inv")
-    plain = load_checkpoint(GOLDEN / "bf16-tiny").linears
+    plain = load_checkpoint(STORED / "bf16-tiny").linears
     damage(folder, {f"{DOWN}.weight": bf16(plain[DOWN].weight)})
     checkpoint = load_checkpoint(folder)
     assert checkpoint.linears[UP].format == "fp8_block"
@@ -155,7 +155,7 @@ def test_modelopt_mixed_precision(tmp_path: Path) -> None:
     """Layers that are not listed stay as they are; each listed one has its own algorithm."""
     folder = copy_folder("modelopt-nvfp4-tiny", tmp_path)
     exported = load_checkpoint(folder, dtype="float32")
-    fp8 = read_tensors(GOLDEN / "modelopt-fp8-tiny")
+    fp8 = read_tensors(STORED / "modelopt-fp8-tiny")
     changes: dict[str, tuple[str, np.ndarray] | None] = {f"{UP}.weight_scale_2": None}
     changes.update({name: value for name, value in fp8.items() if name.startswith(UP)})
     changes.update({f"{DOWN}.{part}": None for part in ("weight_scale", "weight_scale_2", "input_scale")})
@@ -221,4 +221,4 @@ def test_exclusion_patterns(pattern: str, module: str, expected: bool) -> None:
 
 
 def test_unquantized_folder_has_no_quantization_config() -> None:
-    assert read_quantization_config(GOLDEN / "bf16-tiny", ["lm_head"]) is None
+    assert read_quantization_config(STORED / "bf16-tiny", ["lm_head"]) is None

@@ -18,7 +18,7 @@ from pytest_quantguard.emulator.formats.minifloat import E2M1, E4M3
 from pytest_quantguard.errors import ConfigError
 
 from . import scalar
-from .folders import GOLDEN
+from .folders import STORED
 from .forward import forward, mean_kl
 
 REGISTRY = {fault.name: fault for fault in WEIGHT_FAULTS}
@@ -202,7 +202,7 @@ def test_the_catalogue_is_complete_and_described() -> None:
 
 @pytest.fixture(scope="module")
 def nvfp4() -> Checkpoint:
-    return load_checkpoint(GOLDEN / "bf16-tiny", quantization="nvfp4", dtype="float32")
+    return load_checkpoint(STORED / "bf16-tiny", quantization="nvfp4", dtype="float32")
 
 
 def switch(checkpoint: Checkpoint, fault: Fault) -> None:
@@ -263,11 +263,11 @@ def test_a_fault_says_where_it_does_not_apply() -> None:
 
 
 def test_wrong_format_depends_on_the_layer() -> None:
-    fp8 = load_checkpoint(GOLDEN / "bf16-tiny", quantization="fp8")
+    fp8 = load_checkpoint(STORED / "bf16-tiny", quantization="fp8")
     switch(fp8, parse_fault("layer_wrong_format:module=model.layers.0.mlp.*", REGISTRY))
     assert fp8.linears[UP].format == "nvfp4"
     assert fp8.linears["model.layers.0.self_attn.q_proj"].format == "fp8"
-    nvfp4 = load_checkpoint(GOLDEN / "bf16-tiny", quantization="nvfp4")
+    nvfp4 = load_checkpoint(STORED / "bf16-tiny", quantization="nvfp4")
     switch(nvfp4, parse_fault("layer_wrong_format", REGISTRY))
     assert nvfp4.linears[UP].format == "mxfp4"
     assert nvfp4.linears["model.layers.1.mlp.up_proj"].format == "nvfp4"

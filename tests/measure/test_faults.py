@@ -27,7 +27,7 @@ from pytest_quantguard.prompts.prompt import Prompt
 
 from .engine_client import EngineClient, engine_client
 
-TINY = Path(__file__).parents[1] / "data" / "golden" / "bf16-tiny"
+TINY = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 FORCED = DecodeChoice("forced")
 KEYS = tuple(CellKey(phase, size) for phase in ("prefill", "decode") for size in (1, 3, 8))
 PREFILL, DECODE = CellKey("prefill", 1), CellKey("decode", 1)

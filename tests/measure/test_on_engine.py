@@ -17,7 +17,7 @@ from pytest_quantguard.prompts.prompt import Prompt
 
 from .engine_client import EngineClient, engine_client
 
-TINY = Path(__file__).parents[1] / "data" / "golden" / "bf16-tiny"
+TINY = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 SPAN = 16
 WIDTH = 64
 FORCED, RESYNC = DecodeChoice("forced"), DecodeChoice("resync", context_length=512)

@@ -19,7 +19,7 @@ from pytest_quantguard.config_schema import json_schema
 from tests.plugin.conftest import Project
 
 ACCURACY = ("-k", "accuracy and kl_mean")
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+MODELS = Path(__file__).parents[1] / "data" / "models"
 
 
 @pytest.mark.parametrize("name", [module.NAME for module in COMMANDS])
@@ -118,7 +118,7 @@ def test_dashes_have_no_place_elsewhere(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_check_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = str(GOLDEN / "modelopt-nvfp4-tiny")
+    good = str(MODELS / "modelopt-nvfp4-tiny")
     assert main(["check-checkpoint", good]) in (0, 1)
     assert "errors" in capsys.readouterr().out
     main(["check-checkpoint", good, "--json"])

@@ -13,7 +13,7 @@ from pytest_quantguard.errors import RequestRejectedError, ServerStartError
 from pytest_quantguard.serving.answers import GenerateRequest
 from pytest_quantguard.serving.launch import RunningServer, start
 
-MODEL = Path(__file__).parents[1] / "data" / "golden" / "bf16-tiny"
+MODEL = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 VOCAB_SIZE = 512
 
 
