@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Literal
 
 import yaml
 
+from pytest_quantguard.config_file import load_config
 from pytest_quantguard.errors import ConfigError, QuantguardError
 from pytest_quantguard.suggest import STARTING_POINTS
 
@@ -73,42 +76,114 @@ def guess_quantization(model: str, backend: Backend) -> str | None:
     return None
 
 
+def name_of(candidate: str, quantization: str | None, backend: Backend) -> str:
+    """What a gate is called: the candidate's last name, with the quantization if that does not say it."""
+    last = candidate.rstrip("/").rsplit("/", 1)[-1].lower()
+    if not quantization or quantization in last or guess_quantization(last, backend):
+        return last
+    return f"{last}-{quantization}"
+
+
+def check_name(name: str) -> str:
+    """`name` if a gate can be called so; raises `ConfigError`."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ConfigError(
+            f"--name is {name!r}; allowed are letters, digits, '.', '_' and '-', beginning with a letter or "
+            "digit."
+        )
+    return name
+
+
+def check_backend(name: str) -> Backend:
+    """The backend of that name; raises `ConfigError` that lists them."""
+    if name not in BACKENDS:
+        raise ConfigError(f"--backend is {name!r}; allowed: {', '.join(BACKENDS)}.")
+    return BACKENDS[BACKENDS.index(name)]
+
+
+def check_url(url: str) -> str:
+    """`url` if a server can have it; raises `ConfigError`."""
+    from pytest_quantguard.serving.transport import normalize_url
+
+    normalize_url(url)
+    return url
+
+
+def check_quantization(method: str, backend: Backend) -> str:
+    """`method` if it may be one. The emulator's are known, those of servers change with their versions."""
+    from pytest_quantguard.emulator.quantize import check_format
+
+    if method and backend == "emulator":
+        check_format(method, "--quantization")
+    return method
+
+
+def check_cache(kind: str, backend: Backend) -> str:
+    """`kind` if a key/value cache may have it; raises `ConfigError`."""
+    from pytest_quantguard.emulator.quantize import kv_cache_format
+
+    if kind and backend == "emulator":
+        kv_cache_format(kind, "--kv-cache-dtype")
+    return kind
+
+
+def check_config(text: str, name: str) -> None:
+    """Raise `ConfigError` unless `text` is a config; it is looked at in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        try:
+            load_config(path)
+        except ConfigError as error:
+            raise ConfigError(f"These answers make no config. {error}".replace(f"{folder}/", "")) from None
+
+
 def files_of(plan: Plan) -> dict[str, str]:
     """Path -> content of everything but `.gitignore`. Raises `ConfigError` for names that cannot be."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", plan.name):
-        raise ConfigError(
-            f"--name is {plan.name!r}; allowed are letters, digits, '.', '_' and '-', beginning with a "
-            "letter "
-            "or digit."
-        )
-    files = {plan.config_file: config_text(plan)}
-    if plan.workflow:
-        files[WORKFLOW] = workflow_text(plan)
-        files[ACTION] = template("action.yml")
-    return files
+    check_name(plan.name)
+    return {plan.config_file: config_text(plan), **(workflow_files(plan) if plan.workflow else {})}
+
+
+def workflow_files(plan: Plan) -> dict[str, str]:
+    """Path -> content of what GitHub Actions needs."""
+    return {WORKFLOW: workflow_text(plan), ACTION: template("action.yml")}
+
+
+def present(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Those of `files` that are in the folder with other content."""
+    return [path for path, text in files.items() if _differs(folder / path, text)]
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool) -> list[str]:
-    """Write all or nothing, then let git ignore results; returns the paths written.
+    """Write all or nothing, and let git ignore results; returns the paths written.
 
     Raises `ConfigError` if one is there already with other content, unless `force`; `QuantguardError` where
     nothing can be written.
     """
-    present = [path for path, text in files.items() if _differs(folder / path, text)]
-    if present and not force:
+    there = present(folder, files)
+    if there and not force:
         raise ConfigError(
-            f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} there already and would be "
+            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already and would be "
             "overwritten. Choose another --name or --folder, leave the workflow as it is with "
-            "--no-workflow, or "
-            "say --force."
+            "--no-workflow, or say --force."
         )
+    staged: list[tuple[Path, Path]] = []
     try:
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
-        return [*files, *_ignore(folder)]
+        everything = {**files, **_ignore(folder)}
+        for path, text in everything.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staged.append((target.with_name(f".{target.name}.new"), target))
+            staged[-1][0].write_text(text, encoding="utf-8")
+        for temporary, target in staged:
+            temporary.replace(target)
+        return list(everything)
     except OSError as error:
         raise QuantguardError(f"{error.filename} cannot be written: {error.strerror}.") from error
+    finally:
+        for temporary, _ in staged:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _differs(path: Path, text: str) -> bool:
@@ -117,15 +192,14 @@ def _differs(path: Path, text: str) -> bool:
     )
 
 
-def _ignore(folder: Path) -> list[str]:
-    """Add the folder of results to `.gitignore`, once."""
+def _ignore(folder: Path) -> dict[str, str]:
+    """`.gitignore` with the folder of results added; nothing where it is in it."""
     path = folder / ".gitignore"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if IGNORED.rstrip("/") in (line.strip().strip("/") for line in text.splitlines()):
-        return []
+        return {}
     separator = "" if not text or text.endswith("\n") else "\n"
-    path.write_text(f"{text}{separator}{IGNORED}\n", encoding="utf-8")
-    return [".gitignore"]
+    return {".gitignore": f"{text}{separator}{IGNORED}\n"}
 
 
 def template(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 NAME = "init"
 SUMMARY = "write a config and a CI workflow for your model"
 DESCRIPTION = """Write NAME.yaml, .github/workflows/quantguard.yml with its action, and the .gitignore entry
-for results. What the flags leave open is asked where there is a terminal. Nothing is overwritten without
---force.
+for results. What the flags leave open is asked where there is a terminal; an answer that cannot be is asked
+for again. Nothing is overwritten without --force, and nothing is written before every answer is there.
 
   quantguard init --candidate nvidia/Qwen3-8B-NVFP4 --reference Qwen/Qwen3-8B
   quantguard init --backend emulator --candidate smollm2-135m \\
@@ -44,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Write; raises `ConfigError` for what is missing or there already."""
-    from pytest_quantguard.config_file import load_config
-    from pytest_quantguard.scaffold import files_of, write_files
+    """Write; raises `ConfigError` for what is missing, impossible or there already."""
+    from pytest_quantguard.scaffold import check_config, files_of, write_files
 
     plan = _plan(arguments)
-    written = write_files(arguments.folder, files_of(plan), force=arguments.force)
-    load_config(arguments.folder / plan.config_file)
+    files = files_of(plan)
+    check_config(files[plan.config_file], plan.config_file)
+    written = write_files(arguments.folder, files, force=arguments.force)
     config = str(arguments.folder / plan.config_file)
     if arguments.json:
         print_json({"config": config, "written": written})
@@ -60,34 +62,38 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """The answers, from flags or from the user."""
-    from pytest_quantguard.errors import ConfigError
-    from pytest_quantguard.scaffold import BACKENDS, Plan, guess_quantization
+    """The answers, from flags or from the user. A wrong flag is an error, a wrong answer is asked again."""
+    from pytest_quantguard import scaffold
 
     answers = _Answers(asking=sys.stdin.isatty() and not arguments.json and arguments.candidate is None)
     chosen = arguments.backend or answers.get(
-        "--backend", "How does the candidate run: sglang, emulator (CPU) or attach?", "sglang"
+        "--backend",
+        "How does the candidate run: sglang, emulator (CPU) or attach?",
+        "sglang",
+        check=scaffold.check_backend,
     )
-    if chosen not in BACKENDS:
-        raise ConfigError(f"--backend is {chosen!r}; allowed: {', '.join(BACKENDS)}.")
-    backend = BACKENDS[BACKENDS.index(chosen)]
+    backend = scaffold.check_backend(chosen)
     candidate = arguments.candidate or answers.get("--candidate", "The quantized model (name or folder)?")
     reference = arguments.reference or (
         candidate if backend == "emulator" else answers.get("--reference", "The unquantized model?")
     )
-    url = arguments.url or (answers.get("--url", "URL of the server?") if backend == "attach" else None)
-    guess = arguments.quantization or guess_quantization(candidate, backend)
-    quantization = guess or answers.get("--quantization", "Quantization, as the server calls it?", "")
-    cache = arguments.kv_cache_dtype or answers.get("--kv-cache-dtype", "KV cache type?", "")
-    answers.require_none_missing()
-    last = candidate.rstrip("/").rsplit("/", 1)[-1].lower()
-    name = (
-        last
-        if not quantization or quantization in last or guess_quantization(last, backend)
-        else (f"{last}-{quantization}")
+    url = arguments.url and scaffold.check_url(arguments.url)
+    if backend == "attach" and not url:
+        url = answers.get("--url", "URL of the server?", check=scaffold.check_url)
+    quantization = arguments.quantization or scaffold.guess_quantization(candidate, backend)
+    if quantization is None:
+        quantization = answers.get(
+            "--quantization",
+            "Quantization, as the server calls it?",
+            "",
+            check=lambda answer: scaffold.check_quantization(answer, backend),
+        )
+    cache = arguments.kv_cache_dtype or answers.get(
+        "--kv-cache-dtype", "KV cache type?", "", check=lambda answer: scaffold.check_cache(answer, backend)
     )
-    return Plan(
-        name=arguments.name or name,
+    answers.require_none_missing()
+    plan = scaffold.Plan(
+        name=arguments.name or scaffold.name_of(candidate, quantization, backend),
         backend=backend,
         candidate=candidate,
         reference=reference,
@@ -98,17 +104,55 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         baseline=arguments.baseline,
         workflow=not arguments.no_workflow,
     )
+    return _fitted(plan, arguments, answers) if answers.asking else plan
+
+
+def _fitted(plan: Plan, arguments: argparse.Namespace, answers: _Answers) -> Plan:
+    """The plan with a name that can be and is free; a workflow of another gate stays as it is."""
+    from pytest_quantguard import scaffold
+    from pytest_quantguard.errors import ConfigError
+
+    def free(name: str) -> str:
+        scaffold.check_name(name)
+        files = scaffold.files_of(replace(plan, name=name, workflow=False))
+        if not arguments.force and scaffold.present(arguments.folder, files):
+            raise ConfigError(f"{name}.yaml is there already, with other content.")
+        return name
+
+    try:
+        free(plan.name)
+    except ConfigError as error:
+        tell(f"  {error}")
+        plan = replace(plan, name=answers.get("--name", "Another name for the gate?", check=free))
+    if plan.workflow and not arguments.force:
+        kept = scaffold.present(arguments.folder, scaffold.workflow_files(plan))
+        if kept:
+            tell(f"  {', '.join(kept)} there already, kept as they are (--force overwrites them)")
+            plan = replace(plan, workflow=False)
+    return plan
 
 
 class _Answers:
     """Asks where it may, and collects what is missing where it may not."""
 
     def __init__(self, *, asking: bool) -> None:
-        self._asking = asking
+        self.asking = asking
         self._missing: list[str] = []
 
-    def get(self, flag: str, question: str, default: str | None = None) -> str:
-        if not self._asking:
+    def get(
+        self,
+        flag: str,
+        question: str,
+        default: str | None = None,
+        *,
+        check: Callable[[str], object] = str,
+    ) -> str:
+        """The answer to one question; `check` raises `ConfigError` for one that cannot be, which is asked
+        again. Raises KeyboardInterrupt at the end of input.
+        """
+        from pytest_quantguard.errors import ConfigError
+
+        if not self.asking:
             if default is None:
                 self._missing.append(flag)
             return default or ""
@@ -117,12 +161,21 @@ class _Answers:
             print(f"{question}{hint} ", end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
             if not line:
+                print(file=sys.stderr)
                 raise KeyboardInterrupt
-            if line.strip() or default is not None:
-                return line.strip() or default or ""
-            tell(f"  an answer is needed ({flag})")
+            answer = line.strip() or default
+            if answer is None:
+                tell(f"  an answer is needed ({flag})")
+                continue
+            try:
+                check(answer)
+            except ConfigError as error:
+                tell(f"  {error}")
+            else:
+                return answer
 
     def require_none_missing(self) -> None:
+        """Raise `ConfigError` where something was needed and could not be asked for."""
         from pytest_quantguard.errors import ConfigError
 
         if self._missing:

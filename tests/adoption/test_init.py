@@ -130,6 +130,98 @@ def test_end_of_input_while_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(Path().iterdir())
 
 
+def asked(answers: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.stdin", Terminal(answers))
+    return main(["init", *words])
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "config"),
+    [
+        ("sglnag\nsglang\no/M-FP8\no/M\n\n", "--backend is 'sglnag'; allowed: sglang, emulator", "m-fp8"),
+        (
+            "attach\no/M-FP8\no/M\nlocalhost:30000\nhttp://localhost:30000\n\n",
+            "must begin with http://",
+            "m-fp8",
+        ),
+        ("emulator\nsmollm2-135m\nnvpf4\nnvfp4\n\n", "nvpf4", "smollm2-135m-nvfp4"),
+        ("emulator\nm-fp8\nfp9\nfp8_e4m3\n", "fp9", "m-fp8"),
+        ("\no/my model\no/M\n\n\nmine\n", "--name is 'my model'; allowed are letters", "mine"),
+    ],
+)
+def test_a_wrong_answer_is_asked_for_again_with_the_reason(
+    answers: str,
+    reason: str,
+    config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert asked(answers, monkeypatch) == 0
+    assert reason in capsys.readouterr().err
+    assert load_config(Path(f"{config}.yaml")).name == config
+
+
+def test_files_that_are_there_do_not_end_the_questions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("m-fp8.yaml").write_text("mine")
+    workflow = Path(".github/workflows/quantguard.yml")
+    workflow.parent.mkdir(parents=True)
+    workflow.write_text("mine")
+    assert asked("\no/M-FP8\no/M\n\nm-fp8\nother\n", monkeypatch) == 0
+    shown = capsys.readouterr().err
+    assert shown.count("m-fp8.yaml is there already, with other content.") == 2
+    assert "quantguard.yml there already, kept" in shown
+    assert load_config(Path("other.yaml")).name == "other"
+    assert Path("m-fp8.yaml").read_text() == workflow.read_text() == "mine"
+
+
+@pytest.mark.parametrize("lines", range(5))
+def test_ended_anywhere_nothing_is_written(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["\n", "o/Plain\n", "o/M\n", "awq\n", "\n"]
+    assert asked("".join(answers[:lines]), monkeypatch) == 130
+    assert not list(Path().iterdir())
+
+    class Interrupted(Terminal):
+        def readline(self, *_: int | None) -> str:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert main(["init"]) == 130
+    assert not list(Path().iterdir())
+
+
+def test_a_file_that_cannot_be_written_leaves_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".gitignore").write_text("mine\n")
+    write = Path.write_text
+
+    def failing(path: Path, text: str, **options: str) -> int:
+        if "action.yml" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    assert main(["init", *QWEN]) == 3
+    files = [path for path in Path().rglob("*") if path.is_file()]
+    assert [str(path) for path in files] == [".gitignore"]
+    assert files[0].read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "attach", "--url", "localhost:30000"], "must begin with http://"),
+        (["--kv-cache-dtype", "${UNSET_HERE}"], "These answers make no config. qwen3-8b-nvfp4.yaml"),
+    ],
+)
+def test_flags_that_make_no_config_write_nothing(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", *QWEN, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
