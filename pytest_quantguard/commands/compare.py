@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 NAME = "compare"
 SUMMARY = "compare two results, or two baselines or accepted runs"
 DESCRIPTION = """Compare without a server. Two results (result.json or its folder): figures side by side,
-verdicts that changed, what differs in config and server. Two recordings (folders of baselines or accepted
-runs): the divergence of B from A, position by position. Compares only; exit 0 whatever is found."""
+verdicts that changed, what differs in config and server; figures that are the same in both are counted only.
+Two recordings (folders of baselines or accepted runs): the divergence of B from A, position by position.
+Compares only; exit 0 whatever is found."""
+
+DIGITS = 4
+"""Significant ones of a figure."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", type=Path, metavar="A", help="a result or the folder of a recording")
     parser.add_argument("second", type=Path, metavar="B", help="another one of the same kind")
     parser.add_argument("--metrics", metavar="NAME,..", help="of results: which (default: those bounded)")
+    parser.add_argument("--all", action="store_true", help="also list figures that are the same in both")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
@@ -41,9 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
     kinds = [kind_of(path) for path in (arguments.first, arguments.second)]
     if kinds[0] != kinds[1]:
         raise QuantguardError(
-            f"{arguments.first} is a {kinds[0]} and {arguments.second} is a {kinds[1]}; two of one kind can "
-            "be "
-            "compared."
+            f"{arguments.first} is a {kinds[0]} and {arguments.second} is a {kinds[1]}; two of one kind "
+            "can be compared."
         )
     metrics = arguments.metrics.split(",") if arguments.metrics else []
     unknown = [name for name in metrics if name not in METRICS]
@@ -65,7 +69,7 @@ def _compare_results(arguments: argparse.Namespace, metrics: list[str]) -> int:
         print_json({"kind": "result", **asdict(compared), "figures": figures})
     else:
         heads = [_head(letter, result) for letter, result in (("A", first), ("B", second))]
-        _tell([*heads, *_result_lines(compared)])
+        _tell([*heads, *_result_lines(compared, everything=arguments.all)])
     return ExitCode.DONE
 
 
@@ -91,12 +95,17 @@ def _head(letter: str, result: RunResult) -> str:
     return f"{letter}  {result.name}, {result.verdict.upper()}{partial}, {result.finished}"
 
 
-def _result_lines(compared: ResultComparison) -> list[str]:
+def _result_lines(compared: ResultComparison, *, everything: bool) -> list[str]:
+    listed = [figure for figure in compared.figures if everything or figure.first != figure.second]
     lines = []
-    if compared.figures:
-        width = max(len(_label(figure)) for figure in compared.figures)
+    if listed:
+        width = max(len(_label(figure)) for figure in listed)
         lines += ["", f"{'':{width}}  {'A':>10} {'B':>10}    change"]
-        lines += [_figure_line(figure, width) for figure in compared.figures]
+        lines += [_figure_line(figure, width) for figure in listed]
+    same = len(compared.figures) - len(listed)
+    if same:
+        told = "1 figure is the same in both" if same == 1 else f"{same} figures are the same in both"
+        lines += ["", f"{told}; --all shows {'it' if same == 1 else 'them'}"]
     lines += ["", "verdicts: the same" if not compared.verdicts else "verdicts that changed"]
     lines += [f"  {name}: {before} -> {now}" for name, before, now in compared.verdicts]
     return [*lines, *_difference_lines(compared.differences)]
@@ -109,8 +118,17 @@ def _label(figure: Figure) -> str:
 def _figure_line(figure: Figure, width: int) -> str:
     change = "" if figure.change is None else f"{figure.change:+9.1%}"
     word = {True: "worse", False: "better", None: ""}[figure.worse]
-    sides = " ".join("-".rjust(10) if v is None else f"{v:10.4g}" for v in (figure.first, figure.second))
+    sides = " ".join(
+        "-".rjust(10) if v is None else f"{_number(v):>10}" for v in (figure.first, figure.second)
+    )
     return f"{_label(figure):{width}}  {sides} {change:>9} {word}".rstrip()
+
+
+def _number(value: float) -> str:
+    """Always as many significant digits, zeros at the end too: 0.5000, 12.30, 1234, 56789, 1.000e-05."""
+    if value == 0 or 10**DIGITS <= abs(value) < 1e9:
+        return f"{value:.0f}"
+    return f"{value:#.{DIGITS}g}".rstrip(".")
 
 
 def _recording_lines(compared: RecordingComparison) -> list[str]:
@@ -118,7 +136,7 @@ def _recording_lines(compared: RecordingComparison) -> list[str]:
     width = max(len(cell.cell) for cell in compared.cells)
     lines = ["", f"{'B against A':{width}}  {'  '.join(f'{name:>10}' for name in metrics)}  equal rows"]
     for cell in compared.cells:
-        values = "  ".join(f"{cell.metrics[name]:10.4g}" for name in metrics)
+        values = "  ".join(f"{_number(cell.metrics[name]):>10}" for name in metrics)
         lines.append(f"{cell.cell:{width}}  {values}  {cell.identical_share:10.1%}")
     for letter, cells in (("A", compared.only_first), ("B", compared.only_second)):
         lines += [f"only in {letter}: {', '.join(cells)}"] if cells else []

@@ -252,6 +252,34 @@ def test_compare_results(captured: Project, capfd: pytest.CaptureFixture[str]) -
     assert "  accuracy[prefill-bs1-kl_mean]: passed -> failed" in shown
 
 
+def test_compare_folds_equal_figures_and_keeps_zeros_at_the_end(
+    captured: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
+    text = (captured.folder / ".quantguard/toy/result.json").read_text()
+    sides = []
+    for name, values in (("a", (0.5, 12.3, 0.25)), ("b", (0.75, 12.3, 0.25))):
+        result = json.loads(text)
+        result["cells"] = result["cells"][:1]
+        result["cells"][0]["metrics"] = dict(zip(("kl_mean", "kl_max", "agreement"), values, strict=True))
+        (captured.folder / f"{name}.json").write_text(json.dumps(result))
+        sides.append(f"{name}.json")
+    capfd.readouterr()
+    words = ["compare", *sides, "--metrics", "kl_mean,kl_max,agreement"]
+    assert main(words) == 0
+    shown = capfd.readouterr().out
+    assert "kl_mean prefill-bs1      0.5000     0.7500    +50.0% worse" in shown
+    assert "2 figures are the same in both; --all shows them" in shown
+    assert "kl_max" not in shown
+    assert main([*words, "--all"]) == 0
+    shown = capfd.readouterr().out
+    assert [line for line in shown.splitlines() if "bs1" in line and "0.2500     0.2500" in line]
+    assert [line for line in shown.splitlines() if "kl_max" in line and "12.30      12.30" in line]
+    assert "the same in both" not in shown
+    assert main(["compare", sides[0], sides[0], "--metrics", "kl_mean"]) == 0
+    assert "1 figure is the same in both; --all shows it" in capfd.readouterr().out
+
+
 def test_compare_shows_hostile_text_escaped(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
     text = (captured.folder / ".quantguard/toy/result.json").read_text()
