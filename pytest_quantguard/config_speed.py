@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -208,6 +208,10 @@ class FigureBounds(Model):
         if unknown:
             allowed = [*type(self).model_fields, *FIGURES]
             raise PydanticCustomError("unknown_keys", "unknown keys", {"keys": unknown, "allowed": allowed})
+        meant: dict[str, str] = {}
+        for name in given:
+            if (other := meant.setdefault(canonical(name), name)) != name:
+                raise ValueError(f"{other} and {name} are one figure, which can have one bound")
         for name, bound in given.items():
             wanted = "min" if FIGURES[canonical(name)].better == "higher" else "max"
             if getattr(bound, wanted) is None:
@@ -329,6 +333,11 @@ class SpeedConfig(SpeedRules):
         for name in self.score.scenarios or names:
             if name not in names:
                 raise ValueError(f"score.scenarios names '{name}'; there are: {', '.join(names)}")
+            if self.scenario(name).request_rate is not None:
+                raise ValueError(
+                    f"the score adds durations, and that of '{name}' is the one of its arrivals "
+                    "(request_rate): name the other scenarios in score.scenarios"
+                )
             levels = {str(level) for known, level in self.cells() if known == name}
             missing = [level for level in self.score.weights if level not in levels]
             if missing:
@@ -363,9 +372,8 @@ class SpeedConfig(SpeedRules):
                     if override.min_speedup_vs_reference is None
                     else override.min_speedup_vs_reference
                 )
-        return SpeedRules.model_validate(
-            {"max_slowdown": slowdown, "min_speedup_vs_reference": speedup, **bounds}
-        )
+        rules: dict[str, Any] = {"max_slowdown": slowdown, "min_speedup_vs_reference": speedup, **bounds}
+        return SpeedRules.model_construct(**rules)  # Of validated values: 100% is 1.0 by now.
 
     @property
     def needs_reference(self) -> bool:

@@ -58,12 +58,29 @@ def test_rules_and_overrides() -> None:
     assert speed(overrides=[{"min_speedup_vs_reference": 1.3}]).needs_reference
 
 
+@pytest.mark.parametrize("share", ["5%", "99.5%", "100%", "150%", "1000%"])
+def test_any_share_that_may_be_written_is_a_rule(share: str) -> None:
+    """Also one of 100 % and more, which is a number that nobody may write without its sign."""
+    written = float(share.removesuffix("%")) / 100
+    for config in (speed(max_slowdown=share), speed(overrides=[{"level": 8, "max_slowdown": share}])):
+        assert config.rules_of("decode_heavy", 8).max_slowdown == pytest.approx(written)
+
+
+def test_a_score_of_some_scenarios_leaves_open_loops_alone() -> None:
+    scenarios = [{"kind": "decode_heavy"}, {"kind": "prefill_heavy", "request_rate": 4}]
+    assert speed(scenarios=scenarios, score={"scenarios": ["decode_heavy"]}).score is not None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("speed: {ttft_p98_ms: {max: 3}}", "speed.ttft_p98_ms: unknown key"),
         ("speed: {output_throughput: {max: 3}}", "output_throughput is better higher: bound it with 'min'"),
         ("speed: {ttft_p99_ms: {min: 3}}", "ttft_p99_ms is better lower: bound it with 'max'"),
+        (
+            "speed: {ttft_p99_ms: {max: 3}, p99_ttft_ms: {max: 4}}",
+            "ttft_p99_ms and p99_ttft_ms are one figure, which can have one bound",
+        ),
         ("speed: {max_slowdown: 5%, rounds: 4}", "need at least 5, fewer give no interval"),
         ("speed: {max_slowdown: fast}", "speed.max_slowdown"),
         ("speed: {levels: [0]}", "speed.levels"),
@@ -97,6 +114,10 @@ def test_rules_and_overrides() -> None:
         ("speed: {score: {weights: {1: 2, 8: -1}}}", "greater than or equal to 0"),
         ("speed: {score: {correctness: [[0.9, .nan]]}}", "should be a finite number"),
         ("speed: {score: {scenarios: [x]}}", "score.scenarios names 'x'"),
+        (
+            "speed: {score: {}, scenarios: [{kind: prefill_heavy}, {kind: mixed, request_rate: 4}]}",
+            "that of 'mixed' is the one of its arrivals (request_rate)",
+        ),
         ("speed: {score: {correctness: [[0.99, 1], [0.9, 0]]}}", "rising score"),
     ],
 )
