@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ CLOSE = b"\0close"
 
 @dataclass
 class Scripted:
-    """A running server. status: of every answer. written: (tokens, time) of each event, per request.
+    """A running server. status: of every answer.
 
     most: the largest number of requests that were being answered at once. headers: of each request.
     """
@@ -29,7 +28,6 @@ class Scripted:
     script: Script
     status: int = 200
     url: str = ""
-    written: list[list[float]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     now: int = 0
     most: int = 0
@@ -51,14 +49,11 @@ class Scripted:
     async def write(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         writer.write(b"HTTP/1.1 %d X\r\nContent-Type: text/event-stream\r\n" % self.status)
         writer.write(b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
-        times: list[float] = []
-        self.written.append(times)
         async for part in self.script(body):
             if part == CLOSE:
                 writer.transport.abort()
                 return
             writer.write(b"%x\r\n%b\r\n" % (len(part), part))
-            times.append(time.perf_counter())
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         await writer.drain()
