@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,3 +42,24 @@ def progress_lines() -> ThrottledLines:
     from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 
     return ThrottledLines(tell, 3.0 if sys.stderr.isatty() else seconds_between(0, watched=False))
+
+
+def positive(text: str) -> int:
+    """The type of an argument that counts something."""
+    if not re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text[:40]!r}")
+    return int(text)
+
+
+def positive_or_all(text: str) -> int:
+    """The same, or `all`, for which 0 stands."""
+    return 0 if text == "all" else positive(text)
+
+
+def require_other_file(flag: str, output: Path, *inputs: Path | None) -> None:
+    """Raise `ConfigError` where what is to be written would replace what is to be read."""
+    from pytest_quantguard.errors import ConfigError
+
+    for path in inputs:
+        if path is not None and path.exists() and output.exists() and output.samefile(path):
+            raise ConfigError(f"{flag} {output} would replace {path}, which is read. Name another file.")

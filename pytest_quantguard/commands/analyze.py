@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, positive, print_json, require_other_file, tell
 
 if TYPE_CHECKING:
     from pytest_quantguard.prompts.analysis import Analysis, Encode, MixDistance
@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="model folder; lengths are then counted, not estimated",
     )
     parser.add_argument(
-        "--size", type=int, default=32, help="number of built-in prompts (default: %(default)s)"
+        "--size", type=positive, default=32, help="number of built-in prompts (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-prompt-tokens", type=int, default=512, help="their longest (default: %(default)s)"
+        "--max-prompt-tokens", type=positive, default=512, help="their longest (default: %(default)s)"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with plots")
     parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
@@ -46,6 +46,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.prompts.analysis import distance
     from pytest_quantguard.prompts.analysis_text import format_analysis
 
+    if arguments.html is not None:
+        files = [
+            Path(name) for name in (arguments.prompts, arguments.against) if name not in (None, "builtin")
+        ]
+        require_other_file("--html", arguments.html, *files)
     encode = _encoder(arguments.tokenizer)
     analysis = _analyze(arguments.prompts, arguments, encode)
     other = _analyze(arguments.against, arguments, encode) if arguments.against else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, positive, print_json, require_other_file, tell
 
 NAME = "calibration-set"
 SUMMARY = "compose a calibration set for a quantizer"
@@ -20,11 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("--like", required=True, type=Path, metavar="FILE", help="the evaluation set, JSONL")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="JSONL to write")
+    parser.add_argument("--size", type=positive, default=512, help="number of prompts (default: %(default)s)")
     parser.add_argument(
-        "--size", type=_positive, default=512, help="number of prompts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=_positive, default=2048, help="longest prompt (default: %(default)s)"
+        "--max-tokens", type=positive, default=2048, help="longest prompt (default: %(default)s)"
     )
     parser.add_argument(
         "--scale",
@@ -58,6 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pytest_quantguard.prompts.suite import read_prompts
     from pytest_quantguard.prompts.tokenizer import ChatTokenizer
 
+    require_other_file("--output", arguments.output, arguments.like, arguments.pool)
     count = ChatTokenizer(arguments.tokenizer).count if arguments.tokenizer else estimate_tokens
     calibration = compose_calibration_set(
         read_prompts(arguments.like),
@@ -75,13 +74,6 @@ def execute(arguments: argparse.Namespace) -> int:
         print(format_calibration_set(calibration))
         tell(f"written to {arguments.output}")
     return ExitCode.DONE
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 def _scale(text: str) -> tuple[str, float]:

@@ -6,7 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json, progress_lines
+from pytest_quantguard.commands import ExitCode, positive, positive_or_all, print_json, progress_lines
 
 NAME = "selftest"
 SUMMARY = "switch known faults on and see which ones the gate of a config catches"
@@ -25,13 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--variants", action="store_true", help="the catalogue also with other parameters than the defaults")
     add(
         "--clean-runs",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="runs without a fault (default: selftest.clean_runs)",
     )
-    add("--prompts", type=_or_all, metavar="N", help="prompts asked, or all (default: selftest.prompts)")
-    add("--score-tokens", type=_or_all, metavar="N", help="positions scored of each span, or all (default: "
-        "selftest.score_tokens)")  # fmt: skip
+    add(
+        "--prompts",
+        type=positive_or_all,
+        metavar="N",
+        help="prompts asked, or all (default: selftest.prompts)",
+    )
+    add(
+        "--score-tokens",
+        type=positive_or_all,
+        metavar="N",
+        help="positions scored of each span, or all (default: selftest.score_tokens)",
+    )
     add("--full", action="store_true", help="judge every check, also of a fault that was caught already")
     add("--output", type=Path, default=Path(".quantguard"), metavar="DIR", help="where the server's log goes")
     form = parser.add_mutually_exclusive_group()
@@ -70,14 +79,3 @@ def execute(arguments: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns
         print("\n".join(render_markdown(result) if arguments.markdown else render_text(result, width)))
     return ExitCode.DONE if result.passed else ExitCode.FAILED
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
-    return int(text)
-
-
-def _or_all(text: str) -> int:
-    """0 stands for all."""
-    return 0 if text == "all" else _positive(text)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json, progress_lines
+from pytest_quantguard.commands import ExitCode, positive, positive_or_all, print_json, progress_lines
 
 if TYPE_CHECKING:
     from pytest_quantguard.sensitivity import GroupSensitivity, SensitivityResult
@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--groups", choices=("parts", "kinds", "layers"), default="parts",
         help="parts: q/k/v, o, gate/up, down of each layer; kinds: these over all layers; layers: whole "
         "layers (default: %(default)s)")  # fmt: skip
-    add("--prompts", default="8", metavar="N", help="prompts of the suite, or all (default: %(default)s)")
-    add("--top", type=int, metavar="N", help="print the N most sensitive groups only")
+    add("--prompts", type=positive_or_all, default=8, metavar="N",
+        help="prompts of the suite, or all (default: %(default)s)")  # fmt: skip
+    add("--top", type=positive, metavar="N", help="print the N most sensitive groups only")
     add("--json", action="store_true", help="print everything as JSON")
 
 
@@ -36,10 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
     """Measure; raises `QuantguardError` where that is not possible."""
     from pytest_quantguard.config_file import load_config
     from pytest_quantguard.emulator.extra import explanation, missing_packages
-    from pytest_quantguard.errors import ConfigError, QuantguardError
+    from pytest_quantguard.errors import QuantguardError
 
-    if arguments.prompts != "all" and not (arguments.prompts.isdigit() and int(arguments.prompts) > 0):
-        raise ConfigError(f"--prompts: expected a whole number above 0 or all, found {arguments.prompts!r}")
     missing = missing_packages()
     if missing:
         raise QuantguardError(explanation(missing))
@@ -48,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     options = SensitivityOptions(
         format=arguments.format,
         grouping=arguments.groups,
-        prompts=0 if arguments.prompts == "all" else int(arguments.prompts),
+        prompts=arguments.prompts,
     )
     config = load_config(arguments.config)
     result = measure_sensitivity(config, arguments.config, options, progress_lines())

@@ -103,14 +103,36 @@ def test_calibration_set(evaluation: str, tmp_path: Path, capsys: pytest.Capture
     [
         (["--scale", "low_meaning"], "'low_meaning' is not NAME=FACTOR, such as low_meaning=0.3"),
         (["--scale", "cwe=much"], "'cwe=much' is not NAME=FACTOR"),
-        (["--size", "0"], "0 is not at least 1"),
-        (["--max-tokens", "-5"], "-5 is not at least 1"),
+        (["--size", "0"], "expected a whole number above 0, found '0'"),
+        (["--size", "many"], "expected a whole number above 0, found 'many'"),
+        (["--max-tokens", "-5"], "expected a whole number above 0, found '-5'"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(calibration_set, "--like", "x", "--output", "y", *arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--size", "0"), ("--size", "-1"), ("--max-prompt-tokens", "0")])
+def test_a_builtin_set_has_prompts(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(analyze, "builtin", f"{words[0]}={words[1]}")
+    assert "expected a whole number above 0" in capsys.readouterr().err
+
+
+def test_what_is_read_is_not_replaced(evaluation: str, tmp_path: Path) -> None:
+    """The evaluation set, and the pool, under whatever name."""
+    content = Path(evaluation).read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(evaluation)
+    for output in (evaluation, str(tmp_path / "link.jsonl")):
+        for words in (["--like", evaluation], ["--like", str(tmp_path / "none"), "--pool", evaluation]):
+            with pytest.raises(ConfigError, match=r"would replace .*eval\.jsonl, which is read"):
+                run(calibration_set, *words, "--output", output)
+        for words in ([evaluation], ["builtin", "--against", evaluation]):
+            with pytest.raises(ConfigError, match=r"would replace .*eval\.jsonl, which is read"):
+                run(analyze, *words, "--html", output)
+    assert Path(evaluation).read_bytes() == content
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

@@ -116,11 +116,12 @@ class TestBadInput:
         with pytest.raises(ModelError, match="nowhere"):
             measured(tmp_path, tmp_path / "nowhere")
 
-    @pytest.mark.parametrize("prompts", ["0", "-3", "some"])
-    def test_prompts(self, tmp_path: Path, prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
-        config = str(write_config(tmp_path, tiny_config()))
-        assert main(["sensitivity", config, f"--prompts={prompts}"]) == 2
-        assert "expected a whole number above 0 or all" in capsys.readouterr().err
+    @pytest.mark.parametrize("words", ["--prompts=0", "--prompts=-3", "--prompts=some", "--top=-1"])
+    def test_numbers(self, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["sensitivity", "gate.yaml", words])
+        assert caught.value.code == 2
+        assert "expected a whole number above 0" in capsys.readouterr().err
 
     def test_prompts_without_positions(self, tmp_path: Path) -> None:
         config = write_config(tmp_path, tiny_config())
