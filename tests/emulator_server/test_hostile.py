@@ -17,9 +17,12 @@ from pytest_quantguard.emulator import bounded_http, http_io
 from pytest_quantguard.emulator.protocol import HttpError
 
 from .processes import TINY, Emulator, emulator
+from .test_faults_over_http import fault
 from .test_routes import metrics
 
 PROMPT = [54, 74, 71, 278]
+LINGERING = "slow_step:share=20"
+"""Makes long answers last, so that a test meets them while they run."""
 
 
 @pytest.fixture(autouse=True)
@@ -180,11 +183,12 @@ def test_a_client_that_goes_away_ends_its_request(tiny: Emulator, streamed: bool
     before = metrics(tiny)["sglang:num_aborted_requests_total"]
     sampling = {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True}
     body = json.dumps({"input_ids": [PROMPT] * 24, "sampling_params": sampling, "stream": streamed}).encode()
-    with connection(tiny) as client:
+    with fault(tiny, LINGERING), connection(tiny) as client:
         client.sendall(
             b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         wait_for(lambda: metrics(tiny)["sglang:num_running_reqs"] == 24)
+        client.close()
     wait_for(lambda: metrics(tiny)["sglang:num_running_reqs"] == 0)
     assert metrics(tiny)["sglang:num_aborted_requests_total"] == before + 24
 
@@ -200,7 +204,7 @@ def wait_for(condition: Any) -> None:
 def test_a_request_is_aborted_by_its_id(tiny: Emulator) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True}
     body = {"input_ids": [PROMPT] * 8, "sampling_params": sampling, "rid": "long"}
-    with ThreadPoolExecutor(1) as pool:
+    with fault(tiny, LINGERING), ThreadPoolExecutor(1) as pool:
         answers = pool.submit(tiny.generate, body)
         wait_for(lambda: metrics(tiny)["sglang:num_running_reqs"] == 8)
         assert tiny.post("/flush_cache").status_code == 400
@@ -223,7 +227,7 @@ def test_sigterm_ends_running_requests_and_the_process(tmp_path_factory: pytest.
     log = tmp_path_factory.mktemp("stop") / "server.log"
     sampling = {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
-        with emulator(log, TINY) as server:
+        with emulator(log, TINY, "--fault", LINGERING) as server:
             wait_for(lambda: server.get("/health").status_code == 200)
             body = {"input_ids": [PROMPT] * 48, "sampling_params": sampling}
             pending = pool.submit(server.post, "/generate", body)

@@ -96,17 +96,20 @@ def test_the_model_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_starting_server_says_503_and_logs_its_progress(tmp_path: Path) -> None:
     port = free_port()
     process = launch(tmp_path / "log", "--model-path", str(TINY), "--port", str(port), "--threads", "1")
+    session = requests.Session()
+    session.trust_env = False  # no proxy
     seen: list[int] = []
     try:
         while 200 not in seen:
             assert process.poll() is None, (tmp_path / "log").read_text()
             try:
-                seen.append(requests.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code)
+                seen.append(session.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code)
             except requests.ConnectionError:
                 continue
         process.terminate()
         assert process.wait(30) == 0
     finally:
+        session.close()
         process.kill()
         process.wait()
     log = (tmp_path / "log").read_text()

@@ -136,8 +136,10 @@ def test_streamed_completions_add_up(tiny: Emulator, chat: bool) -> None:
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": "Once"}
     body = {**prompt, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
     path = "/v1/chat/completions" if chat else "/v1/completions"
+    tiny.post("/flush_cache")
     whole = tiny.post(path, body).json()["choices"][0]
     expected = whole["message"]["content"] if chat else whole["text"]
+    tiny.post("/flush_cache")
     response = tiny.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
     lines = [line.removeprefix("data: ") for line in response.text.strip().split("\n\n")]
     assert lines.pop() == "[DONE]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,9 +67,23 @@ def test_a_token_budget_cuts_off(client: Client, script: Script) -> None:
     assert answer.ran_on
 
 
-def test_a_deadline_ends_the_request_and_keeps_what_was_written(client: Client, script: Script) -> None:
+def test_a_deadline_ends_the_request_and_keeps_what_was_written(
+    client: Client, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock stands still until the two questions that do not hang are answered."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(generation, "time", clock)
     script.reply = lambda text: Reply("so far", hangs=True) if "q1" in text else None
-    answers = ask(client, questions(3), Asking(concurrency=2, deadline=0.05))
+    kept: list[str] = []
+
+    def keep(answer: GeneratedAnswer) -> None:
+        kept.append(answer.id)
+        if len(kept) == 2:
+            clock.now = 0.1
+
+    asking = Asking(concurrency=2, deadline=0.05)
+    answers = answer_questions(client, questions(3), asking, known={}, keep=keep)
+    assert kept == ["q0", "q2", "q1"]
     assert [answer.ending for answer in answers] == ["stop", "deadline", "stop"]
     assert answers[1].text == "so far"
     assert len(script.aborted) == 1
@@ -79,12 +94,9 @@ def test_a_server_that_does_not_know_abort_loses_the_connection(
 ) -> None:
     monkeypatch.setattr(generation, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(script, "abort", lambda _: None)
-    script.reply = lambda text: Reply("lost", hangs=True) if "q0" in text else None
-    answers = ask(client, questions(2), Asking(concurrency=2, deadline=0.05))
-    assert [(answer.text, answer.ending) for answer in answers] == [
-        ("", "deadline"),
-        ("It is green.", "stop"),
-    ]
+    script.reply = lambda _: Reply("lost", hangs=True)
+    (answer,) = ask(client, questions(1), Asking(deadline=0.05))
+    assert (answer.text, answer.ending) == ("", "deadline")
 
 
 def test_an_abort_that_nobody_asked_for_is_an_error(client: Client, script: Script) -> None:

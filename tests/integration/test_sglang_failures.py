@@ -46,9 +46,9 @@ def test_a_format_without_its_checkpoint_is_read_from_the_log(
 def test_nothing_is_left_of_a_killed_gate(
     sglang_venv: Path, smollm2: Path, tmp_path: Path, victim: str, moment: str
 ) -> None:
-    """`kill -9` at a random time within the moment; `tests.integration.killing` does more of them."""
+    """`kill -9` at a time drawn once for the moment; `tests.integration.killing` does more of them."""
     candidate = as_yaml(server_config(sglang_venv, smollm2, server_args={"disable_radix_cache": True}))
-    delay = random.uniform(0, LONGEST_DELAY[moment])
+    delay = random.Random(moment).uniform(0, LONGEST_DELAY[moment])
     outcome = kill_during(tmp_path, candidate, victim=victim, moment=moment, delay=delay)
     print(outcome)
     assert outcome.victim == victim

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_quantguard.config import AttachExpectation, AttachServer
 from pytest_quantguard.errors import RequestRejectedError, ServerDiedError, ServerError, ServerStartError
+from pytest_quantguard.serving import attach as waiting
 from pytest_quantguard.serving.launch import start
 from tests.serving.scripted import Call, Reply, ScriptedServer, as_json
 
@@ -117,17 +119,34 @@ def test_another_model_after_a_restart_is_noticed() -> None:
             attached.check_alive()
 
 
-def test_nothing_there_and_not_ready() -> None:
-    with pytest.raises(
-        ServerStartError, match=r"no server is ready at .* after 0.2 s .*nothing listens there"
-    ):
-        attach("http://127.0.0.1:9", startup_timeout=0.2)
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for a server goes by a clock that waiting moves on."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(waiting, "time", clock)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_nothing_there() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(
+            ServerStartError, match=r"no server is ready at .* after 20 s .*nothing listens there"
+        ):
+            attach(url, startup_timeout=20)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_not_ready() -> None:
     routes = {"/health_generate": (503, {"error": "loading"})}
     with (
         ScriptedServer(server_of(**routes)) as server,
-        pytest.raises(ServerStartError, match="/health_generate answered 503: loading"),
+        pytest.raises(ServerStartError, match=r"after 20 s .*: /health_generate answered 503: loading"),
     ):
-        attach(server.url, startup_timeout=0.2)
+        attach(server.url, startup_timeout=20)
 
 
 def test_a_missing_key_is_said_at_once() -> None:
@@ -142,13 +161,11 @@ def test_a_missing_key_is_said_at_once() -> None:
 @pytest.mark.parametrize("unit", [b" ", b"x" * (1 << 16)])
 @pytest.mark.parametrize("head", [b"", b"Content-Length: 1000000000\r\n", b"Transfer-Encoding: chunked\r\n"])
 def test_a_server_whose_answers_do_not_end_is_given_up(unit: bytes, head: bytes) -> None:
-    """It trickles, or it floods: neither may outlast the time that it was given."""
+    """It trickles, or it floods: the client ends, which this test would not do otherwise."""
     part = unit if b"chunked" not in head else b"%x\r\n%b\r\n" % (len(unit), unit)
-    with endless(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", part, pause=0.02 if unit == b" " else 0.0) as url:
-        began = time.monotonic()
-        with pytest.raises(ServerError):
-            attach(url, startup_timeout=1, request_timeout=1)
-        assert time.monotonic() - began < 20
+    beginning, pause = b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", 0.02 if unit == b" " else 0.0
+    with endless(beginning, part, pause) as url, pytest.raises(ServerError):
+        attach(url, startup_timeout=1, request_timeout=1)
 
 
 @contextmanager
