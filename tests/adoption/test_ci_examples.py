@@ -51,8 +51,8 @@ def test_workflows_are_bounded_and_safe(path: Path) -> None:
     workflow = load(path)
     assert "pull_request_target" not in workflow["on"], "it would run code of forks with secrets"
     assert workflow["permissions"] == {"contents": "read"}
-    assert workflow["concurrency"]["group"].startswith("quantguard-")
     for job in workflow["jobs"].values():
+        assert job.get("concurrency", workflow.get("concurrency"))["group"].startswith("quantguard-")
         assert job["timeout-minutes"] > 0
         checkout = job["steps"][0]
         assert checkout["uses"].startswith("actions/checkout@v")
@@ -116,6 +116,60 @@ def test_action_fails_with_the_command(tmp_path: Path) -> None:
     assert run_action(tmp_path, config="broken", install="")[0] == 1
 
 
+def test_action_installs_nothing_where_nothing_is_named(tmp_path: Path) -> None:
+    code, calls = run_action(tmp_path, config="a.yaml", install=" \n\n")
+    assert (code, len(calls)) == (0, 1)
+
+
+def test_jobs_that_do_nothing_push_nobody_out_of_the_queue() -> None:
+    """A run waits in its workflow's group before its jobs are looked at, and GitHub keeps one that waits."""
+    workflow = load(EXAMPLES / "github-actions" / "quantguard.yml")
+    assert "concurrency" not in workflow
+    assert {job["concurrency"]["group"] for job in workflow["jobs"].values()} == {"quantguard-gpu"}
+
+
+def test_the_history_of_the_nights_goes_on() -> None:
+    restore, save = (
+        step
+        for step in load(EXAMPLES / "github-actions" / "quantguard.yml")["jobs"]["everything"]["steps"]
+        if step.get("uses", "").startswith("actions/cache/")
+    )
+    assert save["if"] == "always()", "a night that failed is a part of the history"
+    assert restore["with"]["path"] == save["with"]["path"] == ".quantguard/*/history.jsonl"
+    assert restore["with"]["key"] == save["with"]["key"]
+    assert restore["with"]["key"].startswith(restore["with"]["restore-keys"])
+    nightly = load(EXAMPLES / "gitlab-ci" / "quantguard.gitlab-ci.yml")["quantguard:nightly"]
+    assert {"paths": [".quantguard/*/history.jsonl"], "when": "always"}.items() <= nightly["cache"][
+        -1
+    ].items()
+
+
+def test_the_accepted_run_is_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script,) = scripts(load(EXAMPLES / "github-actions" / "quantguard.yml"))
+    monkeypatch.setenv("BASELINES", "base")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+    def run(*words: str, folder: Path) -> str:
+        return subprocess.run(
+            words, cwd=folder, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    checkout = tmp_path / "checkout"
+    run("git", "init", "-q", "--bare", "-b", "main", "origin", folder=tmp_path)
+    run("git", "clone", "-q", "origin", "checkout", folder=tmp_path)
+    run("git", "checkout", "-q", "-b", "main", folder=checkout)
+    run("git", "config", "push.default", "current", folder=checkout)
+    (checkout / "base").mkdir()
+    (checkout / "base" / "manifest.json").write_text("accepted")
+    (checkout / "other").write_text("not ours")
+    for said in ("", "This run was accepted already.\n"):
+        bash = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
+        assert run(*bash, folder=checkout).endswith(said)
+        files = run("git", "ls-tree", "-r", "--name-only", "main", folder=tmp_path / "origin")
+        assert files == "base/manifest.json\n"
+    assert run("git", "rev-list", "--count", "main", folder=tmp_path / "origin") == "1\n"
+
+
 def test_gitlab_example() -> None:
     loaded = load(EXAMPLES / "gitlab-ci" / "quantguard.gitlab-ci.yml")
     shared = loaded[".quantguard"]
@@ -141,6 +195,10 @@ def test_slurm_example(tmp_path: Path) -> None:
     assert done.returncode == 3, "the job ends as the gate does"
     expected = "doctor gate.yaml\nrun gate.yaml --output results-7 -- --junitxml=results-7/junit.xml\n"
     assert calls.read_text() == expected
+    for found, code in ((1, 3), (2, 2), (130, 130)):
+        program.write_text(f"#!/bin/bash\nexit {found}\n")
+        done = subprocess.run(["bash", str(script), "gate.yaml"], env=env, check=False, timeout=60)
+        assert done.returncode == code, "1 is for checks that failed, and none has run"
     without = subprocess.run(["bash", str(script)], env=env, check=False, capture_output=True, timeout=60)
     assert b"usage: sbatch quantguard.sbatch CONFIG" in without.stderr
 
