@@ -131,8 +131,10 @@ def _environment(config: LaunchedConfig, worker: int) -> dict[str, str]:
                 f"add one per worker or run with -n {len(config.devices)}"
             )
         env["CUDA_VISIBLE_DEVICES"] = config.devices[worker]
-    if isinstance(config, EmulatorServer) and config.api_key is not None:
-        env["QUANTGUARD_EMULATOR_API_KEY"] = config.api_key  # other users can read a command line
+    if isinstance(config, EmulatorServer):
+        env["CUDA_VISIBLE_DEVICES"] = ""  # It computes on the processor: no GPU is its own.
+        if config.api_key is not None:
+            env["QUANTGUARD_EMULATOR_API_KEY"] = config.api_key  # other users can read a command line
     env["PYTHONUNBUFFERED"] = "1"  # the log is read while the server starts
     return env | config.env
 

@@ -6,7 +6,6 @@ second, and no host name, which changes nothing.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from xml.etree import ElementTree
 import psutil
 
 from pytest_quantguard.serving.answers import Capabilities
-from pytest_quantguard.serving.gpu_memory import MIB, open_nvml
+from pytest_quantguard.serving.gpu_memory import MIB, decoded, open_nvml, sees
 from pytest_quantguard.serving.transport import is_loopback
 
 Fact = str | int | float | bool | None
@@ -134,7 +133,7 @@ def cpu_model() -> str:
 
 
 def _gpu_facts(gpus: Sequence[Gpu], devices: str | None) -> Fingerprint:
-    used = [gpu for gpu in gpus if _visible(gpu, devices)]
+    used = [gpu for gpu in gpus if sees(devices, gpu.index, gpu.uuid)]
     if not used:
         return {"gpu": None, "gpu_count": 0}
     return {
@@ -148,23 +147,12 @@ def _gpu_facts(gpus: Sequence[Gpu], devices: str | None) -> Fingerprint:
     }
 
 
-def _visible(gpu: Gpu, devices: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES lets a process see the device; one of unknown form lets all be seen."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES") if devices is None else devices
-    if text is None:
-        return True
-    wanted = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() or part.startswith("GPU-") for part in wanted):
-        return True
-    return any(part == str(gpu.index) or gpu.uuid.startswith(part) for part in wanted)
-
-
 def _from_nvml() -> tuple[Gpu, ...]:
     nvml = open_nvml()
     if nvml is None:
         return ()
     try:
-        driver, version = _decoded(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
+        driver, version = decoded(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
         cuda = f"{version // 1000}.{version % 1000 // 10}"
         return tuple(_nvml_gpu(nvml, index, driver, cuda) for index in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError:
@@ -185,19 +173,14 @@ def _nvml_gpu(nvml: Any, index: int, driver: str, cuda: str) -> Gpu:
     limit, mode = known(nvml.nvmlDeviceGetEnforcedPowerLimit), known(nvml.nvmlDeviceGetPersistenceMode)
     return Gpu(
         index=index,
-        uuid=_decoded(nvml.nvmlDeviceGetUUID(device)),
-        name=_decoded(nvml.nvmlDeviceGetName(device)),
+        uuid=decoded(nvml.nvmlDeviceGetUUID(device)),
+        name=decoded(nvml.nvmlDeviceGetName(device)),
         memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(device).total) // MIB,
         power_limit=None if limit is None else limit / 1000,
         persistence=None if mode is None else bool(mode),
         driver=driver,
         cuda=cuda,
     )
-
-
-def _decoded(value: str | bytes) -> str:
-    """Older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -8,14 +8,14 @@ GPUs are sampled through NVML (`nvidia-ml-py`) where it is there. Nothing here d
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import psutil
 
-from pytest_quantguard.serving.gpu_memory import MIB, open_nvml
+from pytest_quantguard.serving.gpu_memory import MIB, decoded, open_nvml, seen_devices
 
 SAMPLE_SECONDS = 0.2
 BUSY_IDLE = 0.1
@@ -38,6 +38,7 @@ POWER_CAP = 0x04
 class GpuState:
     """One device during a time. Memory in MiB, utilisation in %, temperature in degrees C, clock in MHz."""
 
+    index: int
     name: str
     samples: int = 0
     memory_mib_max: int = 0
@@ -79,9 +80,7 @@ class MachineState:
     def throttling(self) -> list[str]:
         """The disturbances by the devices themselves."""
         return [
-            f"GPU {index} was slowed down: {', '.join(gpu.slowed)}"
-            for index, gpu in enumerate(self.gpus)
-            if gpu.slowed
+            f"GPU {gpu.index} was slowed down: {', '.join(gpu.slowed)}" for gpu in self.gpus if gpu.slowed
         ]
 
     @property
@@ -100,19 +99,21 @@ class Watch:
     """Watches the machine while its `with` block runs; then `state` is there.
 
     own_seconds: processor seconds that the servers on trial have used so far, None where that is not known.
-    gpus: whether this machine's GPUs are the servers'.
+    devices: CUDA_VISIBLE_DEVICES of each of them, None where it is not known; others' GPUs are not watched.
     """
 
-    def __init__(self, own_seconds: Callable[[], float | None], *, gpus: bool = True) -> None:
+    def __init__(
+        self, own_seconds: Callable[[], float | None], *, devices: Sequence[str | None] = (None,)
+    ) -> None:
         self._own_seconds = own_seconds
-        self._with_gpus = gpus
+        self._devices = devices
         self._stopped = threading.Event()
         self._sampler: threading.Thread | None = None
         self._gpus: dict[int, GpuState] = {}
         self.state: MachineState | None = None
 
     def __enter__(self) -> Watch:
-        nvml = open_nvml() if self._with_gpus else None
+        nvml = open_nvml() if self._devices else None
         if nvml is not None:
             self._sampler = threading.Thread(target=self._sample, args=(nvml,), daemon=True)
             self._sampler.start()
@@ -143,9 +144,9 @@ class Watch:
 
     def _sample(self, nvml: Any) -> None:
         try:
-            devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            devices = seen_devices(nvml, *self._devices)
             while True:
-                for index, device in enumerate(devices):
+                for index, device in devices.items():
                     self._take(nvml, index, device)
                 if self._stopped.wait(SAMPLE_SECONDS):
                     return
@@ -155,8 +156,7 @@ class Watch:
             nvml.nvmlShutdown()
 
     def _take(self, nvml: Any, index: int, device: Any) -> None:
-        name = nvml.nvmlDeviceGetName(device)
-        state = self._gpus.setdefault(index, GpuState(name.decode() if isinstance(name, bytes) else name))
+        state = self._gpus.setdefault(index, GpuState(index, decoded(nvml.nvmlDeviceGetName(device))))
         state.take(
             int(nvml.nvmlDeviceGetMemoryInfo(device).used) // MIB,
             int(nvml.nvmlDeviceGetUtilizationRates(device).gpu),

@@ -116,6 +116,14 @@ def test_environment_folder_and_devices() -> None:
         plan_launch(config, port=1, worker=2)
 
 
+def test_the_emulator_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody's GPU memory is waited for, and nobody's hot GPU makes its times doubtful."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    emulator = EmulatorServer(backend="emulator", model_path="m")
+    assert plan_launch(emulator, port=1).env["CUDA_VISIBLE_DEVICES"] == ""
+    assert plan_launch(sglang(), port=1).env["CUDA_VISIBLE_DEVICES"] == "0"
+
+
 def test_secrets_are_not_shown() -> None:
     config = sglang(
         command=["x"],

@@ -189,6 +189,21 @@ def test_throttling_is_a_disturbance(
     assert cool.at_power_limit == (cool.samples if reasons[0] & 0x04 else 0)
 
 
+@pytest.mark.parametrize(
+    ("devices", "watched"), [(["0"], [0]), (["0", "GPU-02"], [0, 1]), ([""], []), ([], [])]
+)
+def test_only_the_servers_own_gpus_are_watched(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str | None], watched: list[int]
+) -> None:
+    """Somebody else's hot GPU says nothing about ours; a server on the processor has none."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml((0, 0x40)))
+    with Watch(lambda: None, devices=devices) as watch:
+        pass
+    assert watch.state is not None
+    assert [gpu.index for gpu in watch.state.gpus] == watched
+    assert bool(watch.state.throttling) == (1 in watched)
+
+
 def test_other_processes_matter_only_where_nothing_is_idle() -> None:
     def state(before: tuple[float, float, float], after: tuple[float, float, float]) -> MachineState:
         idle, foreign = machine_state._shares(before, after)
