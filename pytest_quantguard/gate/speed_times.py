@@ -149,7 +149,8 @@ def _watch(trial: Trial, servers: Sequence[RunningServer]) -> Watch:
     """
     configs = trial.config.candidate, trial.config.reference
     known = all(getattr(config, "command", None) is None for config in configs)
-    return Watch(lambda: _own_seconds(servers) if known else None, gpus=is_loopback(servers[0].url))
+    devices = [server.devices for server in servers if is_loopback(server.url)]
+    return Watch(lambda: _own_seconds(servers) if known else None, devices=devices)
 
 
 def _load(trial: Trial, server: RunningServer, config: ServerConfig | None, name: str, level: Level) -> Load:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from pytest_quantguard.config import AttachServer, ServerConfig, SglangServer
+from pytest_quantguard.config import AttachServer, ServerConfig
 from pytest_quantguard.errors import ServerDiedError, ServerStartError
 from pytest_quantguard.serving import gpu_memory
 from pytest_quantguard.serving.answers import Capabilities
@@ -35,6 +35,7 @@ class RunningServer:
     command: the exact command line with secrets masked; None for a server that was already running.
     seconds_to_ready: from launch to the first generated token.
     notes: what a reader of the results should know, such as several replicas behind one url.
+    devices: its CUDA_VISIBLE_DEVICES; None where it has none, or was already running.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class RunningServer:
         process: ServerProcess | None = None,
         seconds_to_ready: float = 0.0,
         notes: tuple[str, ...] = (),
-        gpu_before: gpu_memory.UsedBytes = (),
+        gpu_before: gpu_memory.UsedBytes | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.client = client
@@ -57,9 +58,10 @@ class RunningServer:
         self.command = launch.shown_command if launch is not None else None
         self.seconds_to_ready = seconds_to_ready
         self.notes = notes
+        self.devices = launch.env.get("CUDA_VISIBLE_DEVICES") if launch is not None else None
         self._secrets = launch.secrets if launch is not None else ()
         self._process = process
-        self._gpu_before = gpu_before
+        self._gpu_before = gpu_before or {}
         self._progress = progress
         client.transport.explain_death = self._death
 
@@ -92,8 +94,8 @@ class RunningServer:
         self.client.close()
         if self._process is not None:
             self._process.stop()
-            _await_freed_memory(self._gpu_before, self._progress)
-            self._gpu_before = ()
+            _await_freed_memory(self._gpu_before, self.devices, self._progress)
+            self._gpu_before = {}
 
     def _death(self, wait: float = 0.0) -> str | None:
         """What is known of the server's end; None if it still runs after `wait` seconds."""
@@ -126,7 +128,8 @@ def start(
     with HeldPort(config.port) as held:
         launch = plan_launch(config, port=held.port, worker=worker)
         _new_log(log_path, launch)
-        gpu_before = gpu_memory.used_bytes() if isinstance(config, SglangServer) else ()
+        devices = launch.env.get("CUDA_VISIBLE_DEVICES")
+        gpu_before = gpu_memory.used_bytes(devices)
         process = ServerProcess(
             launch.command, env=launch.env, cwd=launch.cwd, log_path=log_path, secrets=launch.secrets
         )
@@ -134,7 +137,7 @@ def start(
             client, capabilities, seconds = _await(config, launch, process, log_path, progress)
         except BaseException:
             process.stop()
-            _await_freed_memory(gpu_before, progress)
+            _await_freed_memory(gpu_before, devices, progress)
             raise
     return RunningServer(
         client,
@@ -172,8 +175,8 @@ def _await(
     return client, capabilities, seconds
 
 
-def _await_freed_memory(before: gpu_memory.UsedBytes, progress: Progress | None) -> None:
-    still_used = gpu_memory.wait_until_freed(before)
+def _await_freed_memory(before: gpu_memory.UsedBytes, devices: str | None, progress: Progress | None) -> None:
+    still_used = gpu_memory.wait_until_freed(before, devices)
     if still_used is not None and progress is not None:
         progress(still_used)
 
