@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from emulator_formats.folders import STORED, random_model
+from emulator_formats.forward import kl_by_prompt, mean_kl
 
 from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.formats.rounding import round_bfloat16
@@ -101,26 +105,67 @@ def test_bfloat16_logits_are_bfloat16(running: Start, tokens: Tokens) -> None:
     assert seen[0].shape == (9, 80)
 
 
-@pytest.mark.parametrize("name", ["modelopt-nvfp4-tiny", "modelopt-nvfp4-fp8kv-tiny"])
-def test_published_checkpoints_give_the_reference_logits(name: str) -> None:
-    """transformers with ModelOpt's fake quantization, in float32; prefill and, token by token, decode."""
-    reference = np.load(STORED / name / "reference.npz")
-    one = Running(load_checkpoint(STORED / name, dtype="float32"))
-    prefill, decode = [], []
-    try:
-        for ids, logits in zip(reference["input_ids"].tolist(), reference["quantized_logits"], strict=True):
-            expected = log_softmax(logits)
-            prefill.append(np.abs(one.score(ids) - expected).max(axis=1))
+EXPORTS = ("modelopt-nvfp4-tiny", "modelopt-nvfp4-fp8kv-tiny", "modelopt-fp8-tiny")
+
+
+@dataclass
+class Published:
+    """A checkpoint that ModelOpt exported, and transformers' logits with ModelOpt's fake quantization.
+
+    own: mean KL from the BF16 model to the quantized one, both by transformers in float32.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        with np.load(STORED / self.name / "reference.npz") as reference:
+            self.prompts: list[list[int]] = reference["input_ids"].tolist()
+            self.expected = log_softmax(reference["quantized_logits"])
+            self.own = mean_kl(reference["bf16_weights_logits"], reference["quantized_logits"])
+
+    @contextlib.contextmanager
+    def engine(self, dtype: Any) -> Iterator[Running]:
+        one = Running(load_checkpoint(STORED / self.name, dtype=dtype))
+        try:
+            yield one
+        finally:
+            one.engine.stop()
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_published_checkpoints_give_the_exporters_logits(name: str) -> None:
+    published = Published(name)
+    with published.engine("float32") as one:
+        rows = np.stack([one.score(ids) for ids in published.prompts])
+    found = kl_by_prompt(published.expected, rows) / published.own
+    assert found[1] < 1e-4, "two prompts of four at least"
+    assert found.mean() < 0.02
+    assert np.mean(np.abs(rows - published.expected).max(axis=-1) < 1e-3) >= 0.8
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_decode_of_a_published_checkpoint_gives_them_too(name: str) -> None:
+    """Token by token. Products of one row sum in another order than those of many."""
+    published = Published(name)
+    rows = []
+    with published.engine("float32") as one:
+        for ids in published.prompts:
             (result,) = one.run([ids[:8]], forced_ids=tuple(ids[8:]), max_new_tokens=len(ids))
-            assert result.output is not None
-            wanted = np.take_along_axis(expected[7:-1], result.output.top_ids, 1)
-            decode.append(np.abs(result.output.top_logprobs - wanted).max(axis=1))
-    finally:
-        one.engine.stop()
-    assert np.mean(np.concatenate(prefill) < 1e-3) >= 0.98
-    # Products of one row sum in another order, which now and then moves an activation to the next FP4 value;
-    # later positions attend to it.
-    assert np.mean(np.concatenate(decode) < 1e-3) >= 0.8
+            rows.append(full_rows(result)[7:])
+    expected = published.expected[:, 7:-1]
+    assert kl_by_prompt(expected, np.stack(rows)).mean() < 0.02 * published.own
+    assert np.mean(np.abs(np.stack(rows) - expected).max(axis=-1) < 1e-3) >= 0.5
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_bfloat16_moves_a_published_checkpoint_as_documented(name: str) -> None:
+    """Half as far as its own quantization, and no farther from BF16 than that (docs/formats.md)."""
+    published = Published(name)
+    with published.engine("bfloat16") as one:
+        rows = np.stack([one.score(ids) for ids in published.prompts])
+    assert 0.25 < mean_kl(published.expected, rows) / published.own < 0.6
+    with np.load(STORED / name / "reference.npz") as reference:
+        assert 0.8 < mean_kl(reference["bf16_weights_logits"], rows) / published.own < 1.25
 
 
 def test_thread_count_does_not_change_the_answer(running: Start, tokens: Tokens) -> None:

@@ -18,7 +18,7 @@ from .folders import STORED, Tensors, bf16, copy_folder, damage, edit_json, f32,
 from .test_published import compressed_nvfp4, fp8_folder
 
 UP, GATE, DOWN = (f"model.layers.1.mlp.{name}_proj" for name in ("up", "gate", "down"))
-K = "model.layers.0.self_attn.k_proj"
+Q, K = (f"model.layers.0.self_attn.{name}_proj" for name in "qk")
 NVFP4, FP8, WITH_CACHE = "modelopt-nvfp4-tiny", "modelopt-fp8-tiny", "modelopt-nvfp4-fp8kv-tiny"
 Changes = dict[str, "tuple[str, np.ndarray] | None"]
 
@@ -129,6 +129,16 @@ def _requantized_with_small_global_scale(tensors: Tensors) -> Changes:
             NVFP4,
             lambda t: {f"{UP}.weight_scale_2": f32(2 * t[f"{UP}.weight_scale_2"][1])},
             ("error", "fused-scales-differ", f"{GATE}.weight_scale_2"),
+        ),
+        (
+            NVFP4,
+            lambda t: {f"{K}.weight_scale_2": f32(2 * t[f"{K}.weight_scale_2"][1])},
+            ("error", "fused-scales-differ", f"{Q}.weight_scale_2"),
+        ),
+        (
+            NVFP4,
+            {f"{UP}.weight_scale_2": f32(-np.inf)},
+            ("error", "non-finite-scale", f"{UP}.weight_scale_2"),
         ),
         (
             NVFP4,
