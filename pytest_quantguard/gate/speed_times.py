@@ -122,7 +122,7 @@ def take_times(trial: Trial, prepared: Prepared, benchmark: Any) -> Timed:
             f"{load.workload.scenario}, {load.concurrency} at a time: round {len(load.times) + 1} of "
             f"{speed.rounds}"
         )
-        if beside is not None:
+        if beside is not None and not beside.broken(speed.allowed_errors):
             beside.prepare()
             beside.run()
         load.prepare()
@@ -214,7 +214,7 @@ def _in_turn(trial: Trial) -> dict[tuple[str, Level], tuple[Load, MachineState]]
                 load = _load(trial, server, trial.config.reference, name, level)
                 load.warm_up(speed.warmup_rounds, trial.progress)
                 with _watch(trial, [server]) as watch:
-                    for _ in range(speed.rounds):
+                    while len(load.times) < speed.rounds and not load.broken(speed.allowed_errors):
                         load.prepare()
                         load.run()
                 assert watch.state is not None

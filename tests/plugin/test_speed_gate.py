@@ -301,6 +301,25 @@ def test_failed_requests_fail_the_check(captured: Project) -> None:
     assert len(asked) == 4, "no further round is sent"
 
 
+@pytest.mark.parametrize("way", ["interleaved", "in_turn"])
+def test_a_reference_that_fails_is_not_timed_to_the_end(captured: Project, way: str) -> None:
+    """Its first round with errors is the last, of warm-up or timed: each may take as long as a stall may."""
+    asked = []
+
+    def broken(body: dict[str, Any]) -> Iterator[bytes]:
+        asked.append(body)
+        yield b"data: "
+
+    captured.reference.streams = broken
+    speed = {**SPEED, "levels": ["max"], "reference_rounds": way, "min_speedup_vs_reference": 1.3}
+    for warmup_rounds in (0, 3):
+        asked.clear()
+        captured.write(speed={**speed, "warmup_rounds": warmup_rounds})
+        captured.run("-k", "speed").assert_outcomes(failed=1)
+        assert len(asked) == SCENARIO["requests"], "one round"
+        assert verdicts(cells(captured)["speed[decode_heavy-max]"]) == {"reference": "refused"}
+
+
 def test_a_few_errors_may_be_allowed(captured: Project) -> None:
     """The first prompt always fails; the figures are those of the others."""
     first: list[int] = []
