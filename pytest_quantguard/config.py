@@ -206,6 +206,16 @@ class AccuracyOverride(MetricBounds):
     batch_size: int | None = Field(default=None, ge=1, description="Default: every batch size.")
 
 
+class DivergenceBounds(MetricBounds):
+    """Bounds on accepted against candidate, not on their change against BF16."""
+
+    other_device: Literal["judge", "skip"] = Field(
+        default="judge",
+        description="Where the accepted run was computed on another processor or GPU, which rounds "
+        "differently. skip: not judged, and said so.",
+    )
+
+
 class DriftConfig(MetricKeys):
     """What may have changed since the accepted run of this candidate."""
 
@@ -213,7 +223,7 @@ class DriftConfig(MetricKeys):
 
     decision: Decision = Field(default="proven_bad", description="Of bounds that give none.")
     on_failure: Literal["fail", "warn"] = Field(default="fail", description="warn: shown, but no failure.")
-    divergence: MetricBounds | None = Field(
+    divergence: DivergenceBounds | None = Field(
         default=None,
         description="Bounds on accepted against candidate, not on their change against BF16: for one build "
         "on one device.",
@@ -278,6 +288,14 @@ class SelfCheck(Model):
     decision: Decision = Field(default="proven_bad", description="As in `accuracy`.")
 
 
+class WarmCacheCheck(SelfCheck):
+    """Prompts met in the prefix cache against cold ones, at the smallest batch size."""
+
+    phases: list[Phase] = Field(
+        default=["prefill", "decode"], min_length=1, description="Decode costs one more pass per token."
+    )
+
+
 class SelfConsistencyConfig(Model):
     """Checks of the candidate against itself. null switches one off."""
 
@@ -285,7 +303,7 @@ class SelfConsistencyConfig(Model):
         default=SelfCheck(), description="Decode of a batch size against prefill of the same positions."
     )
     batch: SelfCheck | None = Field(default=SelfCheck(), description="Each batch size against the smallest.")
-    warm_cache: SelfCheck | None = Field(
+    warm_cache: WarmCacheCheck | None = Field(
         default=None, description="Prompts met in the prefix cache against cold ones. Needs a prefix cache."
     )
     repeat: SelfCheck | None = Field(default=None, description="The same question asked again.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_quantguard.config import AttachServer, GateConfig
+from pytest_quantguard.emulator.arithmetic import available_threads
 from pytest_quantguard.emulator.checkpoint import Checkpoint, load_checkpoint
 from pytest_quantguard.emulator.engine import Engine
 from pytest_quantguard.emulator.formats import FORMATS, Format, PlainTensor, QuantizedTensor
@@ -24,7 +25,6 @@ from pytest_quantguard.emulator.model import Model
 from pytest_quantguard.emulator.models import resolve_model
 from pytest_quantguard.emulator.quantization_config import read_quantization_config
 from pytest_quantguard.emulator.quantize import KEPT_MODULES, check_format
-from pytest_quantguard.emulator.running import available_threads
 from pytest_quantguard.emulator.sequences import SequenceRequest
 from pytest_quantguard.emulator.tokenizer import load_tokenizer
 from pytest_quantguard.errors import ConfigError, ModelError

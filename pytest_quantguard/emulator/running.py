@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from pytest_quantguard.emulator.arithmetic import available_threads
 from pytest_quantguard.emulator.batch import ForwardBatch
 from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.engine import Engine
@@ -100,13 +100,6 @@ def context_length(options: EmulatorOptions, limit: int) -> int:
             f"--context-length {options.context_length} is more than the {limit} positions of {options.model}"
         )
     return options.context_length or limit
-
-
-def available_threads() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def faulty_hooks(specifications: Iterable[str], log: logging.Logger) -> tuple[tuple[str, ...], Hooks]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_quantguard import __version__
+from pytest_quantguard.emulator.arithmetic import describe_arithmetic
 from pytest_quantguard.emulator.options import EmulatorOptions
 
 SGLANG_VERSION = "0.5.23"
@@ -82,6 +83,7 @@ def server_info(
             "description": model.description,
             "model_folder": model.folder,
             "threads": options.threads,
+            "arithmetic": describe_arithmetic(),
             "process_id": os.getpid(),
             "running": load[0],
             "queued": load[1],

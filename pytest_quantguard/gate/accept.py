@@ -9,6 +9,7 @@ from pytest_quantguard.baseline.store import write_recording
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.gate.generation import known_generation
 from pytest_quantguard.gate.judge import judge
+from pytest_quantguard.gate.machine import candidate_device
 from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.gate.portable import portable
 from pytest_quantguard.gate.speed_accept import accepted_times
@@ -58,6 +59,7 @@ def accept_run(trial: Trial) -> str:
         firsts,
         config=portable(trial.config, trial.config_path.parent),
         capabilities=trial.server().capabilities,
+        device=candidate_device(trial),
         baseline=trial.baseline(),
         repeats=repeats,
     )

@@ -8,9 +8,11 @@ from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
 from pytest_quantguard.baseline.store import read_manifest, write_recording
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.generation import generation_prompts, record_answers, store_answers
+from pytest_quantguard.gate.machine import read_machine
 from pytest_quantguard.gate.portable import portable
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.capture import capture
+from pytest_quantguard.serving.fingerprint import device_of
 from pytest_quantguard.serving.launch import RunningServer, start
 
 
@@ -23,8 +25,13 @@ def record_baseline(trial: Trial) -> str:
     if config.generation is not None:
         generation_prompts(trial)  # What is wrong with them is better known before the work than after.
     with _started_reference(trial) as server:
+        assert config.reference is not None
         recording = capture(
-            server, suite, portable(config, trial.config_path.parent), progress=trial.progress
+            server,
+            suite,
+            portable(config, trial.config_path.parent),
+            device=device_of(read_machine(server, config.reference, trial.options.worker)),
+            progress=trial.progress,
         )
         answers = record_answers(trial, server) if config.generation is not None else None
     write_recording(folder, recording)

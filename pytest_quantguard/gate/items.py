@@ -108,7 +108,7 @@ class CheckItem(GateItem):
         self.extra_keyword_matches.update(words - {""})
 
     def report_outcome(self) -> None:
-        """Fail or warn as the result says."""
+        """Fail, skip or warn as the result says."""
         assert self.result is not None
         if self.result.outcome == "failed":
             first = self.gate.told.setdefault(label(self.result), self.check.name)
@@ -116,6 +116,8 @@ class CheckItem(GateItem):
             brief = alike and self.config.getoption("verbose") <= 0
             message = shortened(self.gate.trial, self.result, first) if brief else self.result.message
             pytest.fail(visible_lines(message), pytrace=False)
+        if self.result.outcome == "skipped":
+            pytest.skip(visible_lines(self.result.message))
         if self.result.outcome == "warned":
             warnings.warn(
                 QuantguardWarning(f"{self.nodeid}: {visible_lines(self.result.message)}"), stacklevel=2

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_quantguard.baseline.recording import CellKey
-from pytest_quantguard.config import Decision, Increase
+from pytest_quantguard.config import Decision, DriftConfig, Increase
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_judge import judge_generation
+from pytest_quantguard.gate.machine import candidate_device
 from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.speed_score import judge_score
@@ -183,6 +184,8 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
     drift = trial.config.accuracy.drift
     assert drift is not None
     accepted, baseline = trial.accepted(), trial.baseline()
+    if check.drift_bound is None and (elsewhere := _on_another_device(trial, drift)):
+        return _not_judged(check, elsewhere)
     require_valid(trial, key)
     moved = trial.once(
         ("drift", key),
@@ -226,6 +229,34 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
     return failed.model_copy(update={"outcome": "warned"}) if drift.on_failure == "warn" else failed
 
 
+def _on_another_device(trial: Trial, drift: DriftConfig) -> str | None:
+    """Why bounds on accepted against candidate are not to be judged here; None where they are."""
+    if drift.divergence is None or drift.divergence.other_device == "judge":
+        return None
+    accepted, now = trial.accepted().manifest.environment.get("device"), candidate_device(trial)
+    if accepted is not None and accepted == now:
+        return None
+    return (
+        f"not judged: accepted on {accepted or 'a device that is not known'}, now on "
+        f"{now or 'one that is not known'} (accuracy.drift.divergence.other_device: skip). To judge it here, "
+        f"accept a run here: {trial.accept_command}"
+    )
+
+
+def _not_judged(check: Check, why: str) -> CheckResult:
+    key, metric = _parts(check)
+    return CheckResult(
+        id=check.name,
+        kind=check.kind,
+        phase=key.phase,
+        batch_size=key.batch_size,
+        metric=metric.name,
+        outcome="skipped",
+        message=why,
+        extra={"comparison": f"divergence {metric.name}"},
+    )
+
+
 def _drift_figures(check: Check, change: PairedChange, moved: DriftMeasurement) -> dict[str, Any]:
     return {
         "comparison": check.metric if check.drift_bound else f"divergence {check.metric}",
@@ -253,7 +284,8 @@ def _changes_since(trial: Trial) -> list[str]:
     """What is different about model, server and device since the accepted run."""
     server, config = trial.server(), trial.config
     said = describe_server(config.candidate, server.capabilities)
-    rows = environment_changes(trial.accepted().manifest, trial.model_record(), said)
+    accepted, device = trial.accepted().manifest, candidate_device(trial)
+    rows = environment_changes(accepted, trial.model_record(), said, device)
     return [f"{name}: {before} -> {now}" for name, before, now in rows]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pytest_quantguard.baseline.recording import CellKey
-from pytest_quantguard.config import Bound, DriftBound, GateConfig, SelfCheck
+from pytest_quantguard.config import Bound, DriftBound, GateConfig, SelfCheck, WarmCacheCheck
 from pytest_quantguard.config_speed import Level
 from pytest_quantguard.generation.metrics import EVERYTHING
 from pytest_quantguard.results import Kind
@@ -81,7 +81,9 @@ def _self_consistency(config: GateConfig) -> Iterator[Check]:
                 continue
             if comparison == "batch" and cell.batch_size == smallest:
                 continue
-            if comparison == "warm_cache" and cell.batch_size != smallest:
+            if isinstance(rule, WarmCacheCheck) and (
+                cell.batch_size != smallest or cell.phase not in rule.phases
+            ):
                 continue
             yield Check(
                 "self_consistency",

@@ -12,7 +12,8 @@ from pytest_quantguard.baseline.speed_record import RecordedCell, SpeedRecord, r
 from pytest_quantguard.config import Bound
 from pytest_quantguard.config_speed import Level, SpeedRules
 from pytest_quantguard.errors import BaselineError
-from pytest_quantguard.gate.speed_times import Timed, cell_name, fingerprint_of, speed_config
+from pytest_quantguard.gate.machine import fingerprint_of
+from pytest_quantguard.gate.speed_times import Timed, cell_name, speed_config
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.load.rounds import Load
 from pytest_quantguard.results import SpeedVerdict

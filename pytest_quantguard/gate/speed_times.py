@@ -12,11 +12,11 @@ from typing import Any
 from pytest_quantguard.config import ServerConfig, SglangServer
 from pytest_quantguard.config_speed import Level, Replay, Scenario, SpeedConfig
 from pytest_quantguard.errors import ConfigError, ServerError
+from pytest_quantguard.gate.machine import fingerprint_of
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.load.generator import Target
 from pytest_quantguard.measure.load.rounds import Load
 from pytest_quantguard.measure.load.workload import Workload, build_workload
-from pytest_quantguard.serving.fingerprint import Fingerprint, read_fingerprint
 from pytest_quantguard.serving.launch import RunningServer
 from pytest_quantguard.serving.machine_state import MachineState, Watch
 from pytest_quantguard.serving.transport import is_loopback
@@ -57,25 +57,6 @@ def speed_config(trial: Trial) -> SpeedConfig:
 def cell_name(name: str, level: Level) -> str:
     """How tests and records call a scenario at a level."""
     return f"{name}-{level}"
-
-
-def fingerprint_of(trial: Trial) -> Fingerprint:
-    """The facts that times of this trial depend on."""
-
-    def read() -> Fingerprint:
-        server, config = trial.server(), trial.config.candidate
-        devices = config.devices if isinstance(config, SglangServer) else None
-        return read_fingerprint(
-            server.capabilities, server.url, devices[trial.options.worker] if devices else None
-        )
-
-    return trial.once(("fingerprint", "candidate"), read)
-
-
-def known_fingerprint(trial: Trial) -> dict[str, Fingerprint]:
-    """The fingerprint under its name in results, if anything was timed."""
-    known = list(trial.known("fingerprint").values())
-    return {"fingerprint": known[0]} if known else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,16 @@ class Server(Protocol):
 
 
 def capture(
-    server: Server, suite: PromptSuite, config: GateConfig, *, progress: Progress | None = None
+    server: Server,
+    suite: PromptSuite,
+    config: GateConfig,
+    *,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Recording:
     """Record the reference: continuations, then every cell of the suite `suite.repeats` times.
 
+    device: what it runs on, see `serving.fingerprint.device_of`; None where that is not known.
     The first repeat is stored; the noise floor is the worst difference from it to the other repeats and to
     the other batch sizes. Raises `BaselineError` for prompts that cannot be scored, `InvalidAnswerError`
     for answers that cannot be used.
@@ -81,6 +87,7 @@ def capture(
             config,
             config.reference,
             server.capabilities,
+            device,
             suite_digest=suite.digest,
             prompts=prompts,
             cells=[cells[0] for cells in recordings.values()],
@@ -99,13 +106,15 @@ def accept(
     config: GateConfig,
     capabilities: Capabilities,
     baseline: Recording,
+    device: str | None = None,
     repeats: Mapping[CellKey, Sequence[Cell]] | None = None,
 ) -> Recording:
     """The candidate's answers of this session as a recording that later runs are compared with.
 
-    measurements: one for each cell of the suite. repeats: further answers of the same cells, if the
-        candidate's own jitter was measured. Its identity (model, quantization, KV cache, server version and
-        arguments) is in the manifest. Raises `BaselineError` where a cell of the suite was not measured.
+    measurements: one for each cell of the suite. device: as for `capture`. repeats: further answers of the
+        same cells, if the candidate's own jitter was measured. Its identity (model, quantization, KV cache,
+        server version and arguments) is in the manifest. Raises `BaselineError` where a cell of the suite was
+        not measured.
     """
     cells = {measurement.key: measurement.cell for measurement in measurements if not measurement.warm}
     missing = [str(key) for key in cell_keys(config.suite) if key not in cells]
@@ -122,6 +131,7 @@ def accept(
             config,
             config.candidate,
             capabilities,
+            device,
             suite_digest=baseline.manifest.suite.suite_digest,
             prompts=baseline.prompts,
             cells=[parts[0] for parts in repeated.values()],
@@ -144,6 +154,7 @@ def _manifest(
     config: GateConfig,
     asked_of: ServerConfig,
     capabilities: Capabilities,
+    device: str | None,
     *,
     suite_digest: str,
     prompts: Sequence[PromptRecord],
@@ -175,7 +186,7 @@ def _manifest(
         ),
         server=describe_server(asked_of, capabilities),
         repeats=repeats,
-        environment=describe_environment(),
+        environment=describe_environment(device),
     )
 
 

@@ -80,12 +80,15 @@ def _that_bear_on_numbers(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_environment() -> dict[str, str]:
-    """What this process runs on, as far as it may change the emulator's numbers."""
-    return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
+def describe_environment(device: str | None) -> dict[str, str]:
+    """What a recording was made on. device: what answered, see `serving.fingerprint.device_of`."""
+    known = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
+    return known if device is None else {**known, "device": device}
 
 
-def environment_changes(accepted: Manifest, model: ModelRecord, server: ServerRecord) -> list[Difference]:
+def environment_changes(
+    accepted: Manifest, model: ModelRecord, server: ServerRecord, device: str | None
+) -> list[Difference]:
     """(what, accepted, now) of everything about model, server, device and environment that differs.
 
     A drift verdict must say these: KL(accepted || candidate) means little once kernels, batch shapes or
@@ -97,5 +100,5 @@ def environment_changes(accepted: Manifest, model: ModelRecord, server: ServerRe
         for name in before
         if before[name] != after[name]
     ]
-    now = accepted.model_copy(update={"server": server, "environment": describe_environment()})
+    now = accepted.model_copy(update={"server": server, "environment": describe_environment(device)})
     return changed + environment_differences(accepted, now)

@@ -14,6 +14,7 @@ from pytest_quantguard.baseline.recording import Recording
 from pytest_quantguard.config import EmulatorServer
 from pytest_quantguard.errors import QuantguardError, ServerDiedError
 from pytest_quantguard.gate.judge import judge
+from pytest_quantguard.gate.machine import candidate_device
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Progress, Trial, TrialOptions
 from pytest_quantguard.measure.capture import accept
@@ -66,6 +67,7 @@ class Bench:
             [measurement for (_, warm, _), measurement in trial.measured().items() if not warm],
             config=self.plan.config,
             capabilities=trial.server().capabilities,
+            device=candidate_device(trial),
             baseline=trial.baseline(),
         )
 

@@ -62,8 +62,19 @@ def read_fingerprint(capabilities: Capabilities, url: str, devices: str | None =
         facts[name] = _plain(capabilities.server_args[name])
     emulator = capabilities.server_args.get("quantguard_emulator")
     if isinstance(emulator, Mapping):
-        facts["threads"] = _plain(emulator.get("threads"))
+        facts["arithmetic"] = _plain(emulator.get("arithmetic"))
     return facts
+
+
+def device_of(facts: Fingerprint) -> str | None:
+    """What the numbers of one build depend on: the GPUs, or the processor and how it computes; None where the
+    machine is not known.
+    """
+    if "machine" in facts:
+        return None
+    if facts.get("gpu"):
+        return f"{facts['gpu_count']} x {facts['gpu']}"
+    return ", ".join(str(facts[name]) for name in ("cpu", "arithmetic") if facts.get(name))
 
 
 def differences(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> list[tuple[str, Fact, Fact]]:

@@ -158,14 +158,15 @@ def test_a_cell_that_was_not_accepted_is_refused() -> None:
 def test_environment_changes_name_what_may_change_numbers() -> None:
     _, _, accepted = accepted_run(ToyClient())
     manifest = accepted.manifest
-    assert environment_changes(manifest, manifest.model, manifest.server) == []
+    assert environment_changes(manifest, manifest.model, manifest.server, None) == []
     arguments = {**manifest.server.arguments, "attention": {"backend": "fa3"}}
     server = manifest.server.model_copy(
         update={"version": "2", "device": "another GPU", "arguments": arguments}
     )
     model = manifest.model.model_copy(update={"revision": "main"})
-    assert environment_changes(manifest, model, server) == [
+    assert environment_changes(manifest, model, server, "2 x H200") == [
         ("model.revision", "None", "main"),
+        ("environment.device", "not stated", "2 x H200"),
         ("server.arguments.attention.backend", "not stated", "fa3"),
         ("server.device", "cpu", "another GPU"),
         ("server.version", "1", "2"),
