@@ -17,7 +17,7 @@ from pytest_quantguard.errors import InvalidAnswerError, RequestRejectedError, S
 from pytest_quantguard.serving import forced
 from pytest_quantguard.serving.answers import Answer, Capabilities, ChatAnswer, ChatRequest, GenerateRequest
 from pytest_quantguard.serving.chat import chat_body, read_chat_answer
-from pytest_quantguard.serving.payload import check_batch, decode_steps, generate_body
+from pytest_quantguard.serving.payload import check_batch, decode_steps, generate_body, longest_answer
 from pytest_quantguard.serving.probe import read_capabilities
 from pytest_quantguard.serving.reading import parse_json, read_answers, split_answers
 from pytest_quantguard.serving.transport import StatusError, Transport, backoff
@@ -190,7 +190,12 @@ class Client:
         return self._unlikely_ids
 
     def _ask(self, body: dict[str, Any], batch: Sequence[GenerateRequest], top_logprobs: int) -> list[Any]:
-        answer = self.transport.post("/generate", body, what=describe(batch, top_logprobs))
+        answer = self.transport.post(
+            "/generate",
+            body,
+            what=describe(batch, top_logprobs),
+            limit=longest_answer(batch, top_logprobs=body.get("top_logprobs_num", 0)),
+        )
         return split_answers(answer, batch)
 
     def _ask_either(self, routes: Sequence[str], payload: dict[str, Any], what: str) -> dict[str, Any]:

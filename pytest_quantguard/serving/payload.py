@@ -12,6 +12,11 @@ from typing import Any
 from pytest_quantguard.errors import RequestRejectedError
 from pytest_quantguard.serving.answers import GenerateRequest
 
+ENTRY_BYTES = 128
+"""More than a log-probability takes in any form: nested JSON has up to 50 bytes without the token's text."""
+FURTHER_BYTES = 1 << 24
+"""For all of an answer that is no log-probability."""
+
 
 def check_batch(
     batch: Sequence[GenerateRequest], *, top_logprobs: int, vocab_size: int | None, context_length: int | None
@@ -46,6 +51,16 @@ def decode_steps(request: GenerateRequest) -> int:
 def wants_logprobs(request: GenerateRequest, top_logprobs: int) -> bool:
     """Whether the request needs any log-probability."""
     return request.logprob_start_len is not None or top_logprobs > 0 or request.forced_ids is not None
+
+
+def longest_answer(batch: Sequence[GenerateRequest], *, top_logprobs: int) -> int:
+    """Bytes beyond which no answer to this can be, in whichever form: three times what SGLang sends."""
+    rows = sum(
+        decode_steps(request)
+        + (0 if request.logprob_start_len is None else len(request.input_ids) - request.logprob_start_len)
+        for request in batch
+    )
+    return FURTHER_BYTES + rows * (top_logprobs + 2) * ENTRY_BYTES
 
 
 def generate_body(batch: Sequence[GenerateRequest], *, top_logprobs: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pytest_quantguard.errors import (
     ServerDiedError,
     ServerError,
 )
+from pytest_quantguard.serving.deadline import Deadline, bound_session
 
 CONNECT_TIMEOUT = 10.0
 RETRY_SECONDS = 10.0
@@ -32,8 +33,14 @@ IDLE_SECONDS = 2.0
 """Servers close idle connections (uvicorn after 5 s); one that idled longer is not used again, so that a
 dropped connection always means that the server dropped the request."""
 CHUNK_BYTES = 1 << 20
+ANSWER_BYTES = 1 << 24
+"""Longest answer where nothing says how long it can be."""
 PROBE_BYTES = 1 << 26
 """Of what a server says of itself; SGLang's /openapi.json has some hundred kB."""
+ERROR_BYTES = 1 << 20
+"""So much of an error's text is read."""
+SHOWN_ERROR = 2000
+"""Characters of it that are told."""
 DEATH_SECONDS = 3.0
 """How long a server that dropped a connection is given to end, so that its end can be reported too."""
 
@@ -79,15 +86,14 @@ def error_text(body: bytes) -> str:
     try:
         payload = orjson.loads(payload_text)
     except orjson.JSONDecodeError:
-        return text[:2000] or "no message"
+        payload = None
     if isinstance(payload, dict):
         error = payload.get("error")
-        if isinstance(error, dict) and error.get("message"):
-            return str(error["message"])
-        for value in (error, payload.get("message"), payload.get("detail")):
+        named = error.get("message") if isinstance(error, dict) else None
+        for value in (named, error, payload.get("message"), payload.get("detail")):
             if value:
-                return str(value)
-    return text[:2000] or "no message"
+                return str(value)[:SHOWN_ERROR]
+    return text[:SHOWN_ERROR] or "no message"
 
 
 class StatusError(RequestRejectedError):
@@ -125,7 +131,8 @@ class Transport:
         seconds."""
         self._api_key = api_key
         self._last_used = 0.0
-        self._session = requests.Session()
+        self._deadline = Deadline()
+        self._session = bound_session(self._deadline)
         self._session.auth = _BearerAuth(api_key)
         self._session.headers["Accept-Encoding"] = "identity"
         if is_loopback(self.url):
@@ -144,20 +151,26 @@ class Transport:
         other.explain_death = self.explain_death
         return other
 
-    def post(self, route: str, payload: Any, *, what: str, timeout: float | None = None) -> bytes:
-        """Body of a 200 answer. `what` says in messages what the request was. Raises the ServerErrors."""
-        return self._send("POST", route, orjson.dumps(payload), what, timeout)
+    def post(
+        self, route: str, payload: Any, *, what: str, timeout: float | None = None, limit: int = ANSWER_BYTES
+    ) -> bytes:
+        """Body of a 200 answer of at most `limit` bytes.
+
+        `what` says in messages what the request was. timeout: seconds from sending to the answer's last byte.
+        Raises the ServerErrors.
+        """
+        return self._send("POST", route, orjson.dumps(payload), what, timeout, limit)
 
     def get(self, route: str, *, timeout: float | None = None) -> bytes:
         """Body of a 200 answer."""
-        return self._send("GET", route, None, f"GET {route}", timeout)
+        return self._send("GET", route, None, f"GET {route}", timeout, PROBE_BYTES)
 
     def probe(self, route: str, *, timeout: float) -> tuple[int, bytes] | None:
         """Status and body without retries and without judging them; None where no whole answer came in time.
 
-        Of an endless body the first PROBE_BYTES.
+        Of an endless body the first PROBE_BYTES. Raises InvalidAnswerError for one that is packed.
         """
-        deadline = time.monotonic() + timeout
+        self._deadline.start(timeout)
         try:
             response = self._session.get(
                 self.url + route,
@@ -166,17 +179,20 @@ class Transport:
                 stream=True,
             )
             with response:
-                return response.status_code, _read_until(response, deadline, most=PROBE_BYTES)
+                self._refuse_packed(response, f"GET {route}")
+                return response.status_code, _read(response, self._deadline, most=PROBE_BYTES)
         except (requests.RequestException, UnicodeError):
             return None
 
-    def _send(self, method: str, route: str, data: bytes | None, what: str, timeout: float | None) -> bytes:
+    def _send(
+        self, method: str, route: str, data: bytes | None, what: str, timeout: float | None, limit: int
+    ) -> bytes:
         seconds = self.request_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
+        self._deadline.start(seconds)
         retry_until = time.monotonic() + min(RETRY_SECONDS, seconds)
         for wait in backoff():
             with self._translated(what, seconds):
-                status, body = self._once(method, route, data, deadline)
+                status, body = self._once(method, route, data, what, limit)
             refused = status is None
             if not refused and status != 503:
                 assert status is not None
@@ -192,11 +208,13 @@ class Transport:
             f"{what}: nothing listens at {self.url} (connection refused){self._death_note()}"
         )
 
-    def _once(self, method: str, route: str, data: bytes | None, deadline: float) -> tuple[int | None, bytes]:
+    def _once(
+        self, method: str, route: str, data: bytes | None, what: str, limit: int
+    ) -> tuple[int | None, bytes]:
         """Status and body; status None when the connection was refused, so that nothing was sent."""
         if time.monotonic() - self._last_used > IDLE_SECONDS:
             self._session.close()
-        remaining = max(deadline - time.monotonic(), 0.001)
+        remaining = self._deadline.remaining()
         try:
             response = self._session.request(
                 method,
@@ -208,13 +226,38 @@ class Transport:
                 stream=True,
             )
             with response:
-                return response.status_code, _read_until(response, deadline)
+                if response.status_code != 200:
+                    return response.status_code, _read(response, self._deadline, most=ERROR_BYTES)
+                self._refuse_packed(response, what)
+                announced = response.headers.get("Content-Length", "")
+                if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
+                    raise self._too_long(what, limit, f", it announces {announced[:30]} bytes")
+                body = _read(response, self._deadline, most=limit + 1)
+            if len(body) > limit:
+                raise self._too_long(what, limit)
+            return 200, body
         except requests.ConnectionError as error:
             if _was_refused(error):
                 return None, b""
             raise
         finally:
             self._last_used = time.monotonic()
+
+    def _refuse_packed(self, response: requests.Response, what: str) -> None:
+        """Raise InvalidAnswerError for a compressed answer: unpacked it may have any size."""
+        packed = response.headers.get("Content-Encoding", "").strip().lower()
+        if packed not in ("", "identity"):
+            raise InvalidAnswerError(
+                f"{what}: {self.url} sent its answer as {packed[:40]!r} although 'identity' was asked for; "
+                "unpacked it may have any size. Switch compression off in what stands before the server (a "
+                "proxy, a gateway)"
+            )
+
+    def _too_long(self, what: str, limit: int, found: str = "") -> InvalidAnswerError:
+        return InvalidAnswerError(
+            f"{what}: the answer of {self.url} is too long: at most {limit / 1e6:.0f} MB can come of "
+            f"this{found}; is it SGLang, and does it heed logprob_start_len and top_logprobs_num?"
+        )
 
     @contextmanager
     def _translated(self, what: str, seconds: float) -> Iterator[None]:
@@ -229,21 +272,30 @@ class Transport:
             raise ServerError(
                 f"{what}: the proxy of the environment failed for {self.url}: {error}"
             ) from error
-        except requests.Timeout as error:
+        except requests.exceptions.ConnectTimeout as error:
             raise NoAnswerInTimeError(
-                f"{what}: no answer from {self.url} within {seconds:g} s; raise request_timeout, or see "
-                "the server's log"
+                f"{what}: no connection to {self.url} within {min(CONNECT_TIMEOUT, seconds):g} s"
                 f"{self._death_note()}"
             ) from error
+        except (requests.Timeout, TimeoutError) as error:
+            raise self._too_late(what, seconds) from error
         except requests.RequestException as error:
             if _never_connected(error):
                 raise ServerError(f"{what}: cannot connect to {self.url}: {error}") from error
+            if self._deadline.passed:
+                raise self._too_late(what, seconds) from error
             hint = "; if it speaks TLS, write https://" if self.url.startswith("http://") else ""
             raise ServerDiedError(
                 f"{what}: {self.url} dropped the connection before it answered (a dying server does "
                 f"this{hint})"
                 f"{self._death_note(DEATH_SECONDS)}"
             ) from error
+
+    def _too_late(self, what: str, seconds: float) -> NoAnswerInTimeError:
+        return NoAnswerInTimeError(
+            f"{what}: no whole answer from {self.url} within {seconds:g} s; raise request_timeout, or see "
+            f"the server's log{self._death_note()}"
+        )
 
     def accept(self, status: int, body: bytes, route: str, what: str) -> bytes:
         """The body of a 200; for any other status the error that says what it means."""
@@ -288,33 +340,28 @@ def backoff() -> Iterator[float]:
         wait = min(wait * 2, 2.0)
 
 
-def _read_until(response: requests.Response, deadline: float, most: int | None = None) -> bytes:
-    """The body, or about the first `most` bytes; a server that trickles it beyond the deadline is a
-    timeout.
-    """
-    chunks, size = [], 0
+def _read(response: requests.Response, deadline: Deadline, *, most: int) -> bytes:
+    """The body as it travels, or its first `most` bytes."""
+    read = bytearray()
     for chunk in _chunks(response):
-        chunks.append(chunk)
-        if time.monotonic() > deadline:
-            raise requests.exceptions.ReadTimeout("the answer did not end in time")
-        size += len(chunk)
-        if most is not None and size >= most:
+        read += chunk
+        if len(read) >= most:
             break
-    return b"".join(chunks)
+        if deadline.passed:
+            raise requests.exceptions.ReadTimeout("the answer did not end in time")
+    return bytes(read[:most])
 
 
 def _chunks(response: requests.Response) -> Iterator[bytes]:
     """What has come, as soon as it has: `iter_content` waits until a chunk is full, however it trickles."""
-    if not hasattr(response.raw, "read1"):  # urllib3 before 2.1
-        yield from response.iter_content(CHUNK_BYTES)
-        return
     try:
-        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=True):
+        if not hasattr(response.raw, "read1"):  # urllib3 before 2.1
+            yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
+            return
+        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=False):
             yield chunk
     except urllib3.exceptions.ReadTimeoutError as error:
         raise requests.exceptions.ReadTimeout(error) from error
-    except urllib3.exceptions.DecodeError as error:
-        raise requests.exceptions.ContentDecodingError(error) from error
     except urllib3.exceptions.HTTPError as error:
         raise requests.exceptions.ChunkedEncodingError(error) from error
 
