@@ -13,7 +13,14 @@ from pytest_quantguard.config import Decision, DriftConfig, Increase
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_judge import judge_generation
 from pytest_quantguard.gate.machine import candidate_device
-from pytest_quantguard.gate.message import bullets, describe_failure, describe_worst, labelled, number
+from pytest_quantguard.gate.message import (
+    bullets,
+    describe_failure,
+    describe_tasks,
+    describe_worst,
+    labelled,
+    number,
+)
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.speed_score import judge_score
 from pytest_quantguard.gate.trial import Trial
@@ -78,6 +85,7 @@ def _judge_accuracy(trial: Trial, check: Check) -> CheckResult:
     cells = trial.baseline().cells[key], trial.measurement(key).cell
     details = [
         *(labelled("own jitter", _spread(jitter)) if jitter else []),
+        *describe_tasks(trial, metric, divergence),
         *bullets("diagnosis", diagnose_trial(trial)),
         *describe_worst(trial, metric, divergence, *cells, names=("bf16", "candidate")),
     ]

@@ -14,6 +14,7 @@ import numpy as np
 
 from pytest_quantguard.baseline.recording import Cell, PromptRecord
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.logprobs.buckets import by_task
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
 from pytest_quantguard.report.visible import part_of_character, visible
@@ -24,7 +25,11 @@ LABEL = 19
 CONTEXT_TOKENS = 12
 SHOWN_TOKENS = 3
 WORST_PROMPTS = 3
-REST = tuple(f"  {label}" for label in ("diagnosis", "worst positions", "server", "log", "result", "bound"))
+SHOWN_TASKS = 10
+REST = tuple(
+    f"  {label}"
+    for label in ("by task", "diagnosis", "worst positions", "server", "log", "result", "bound")
+)
 """How the lines of a message begin that are not about the check's own figures."""
 SHOWN_ID = 60
 
@@ -92,6 +97,18 @@ def describe_key(trial: Trial, result: CheckResult) -> list[str]:
 def _generation_key(result: CheckResult) -> str:
     task = result.extra.get("task")
     return f"generation.{result.metric}" if task == "all" else f"generation.tasks.{task}.{result.metric}"
+
+
+def describe_tasks(trial: Trial, metric: Metric, divergence: Divergence) -> list[str]:
+    """The metric over the prompts of each task, worst first; nothing for a suite of one task."""
+    tasks = [prompt.task for prompt in trial.baseline().prompts]
+    values = {task: metric.of(part) for task, part in by_task(divergence, tasks).items()}
+    if len(values) < 2:
+        return []
+    ranked = sorted(values.items(), key=lambda item: item[1], reverse=metric.better == "lower")
+    told = [f"{visible(task, longest=SHOWN_ID)} {number(value)}" for task, value in ranked]
+    more = len(told) - SHOWN_TASKS
+    return labelled("by task", ", ".join(told[:SHOWN_TASKS]) + (f" and {more} more" if more > 0 else ""))
 
 
 def describe_worst(

@@ -14,13 +14,14 @@ from pytest_quantguard.report.headline import (
     bound_text,
     failed_groups,
     figure,
+    first_cells,
     first_line,
     label,
     reason,
     verdict_line,
 )
 from pytest_quantguard.report.visible import part_of_character, visible, visible_lines
-from pytest_quantguard.results import CheckResult, RunResult, TokenProbability
+from pytest_quantguard.results import CheckResult, GenerationResult, RunResult, TokenProbability
 
 SYMBOLS = {"passed": "✅", "failed": "❌", "incomplete": "⚠️"}
 MARKS = {"failed": " ❌", "error": " ⚠️", "warned": " ⚠️", "skipped": ""}
@@ -28,13 +29,13 @@ HARMLESS = re.compile(r"[^\x21-\x7e]|[\w .,+()/=%:;?'-]")
 """Spaces, letters, digits and some marks; everything that Markdown or HTML take for markup is ASCII."""
 LONGEST = 60_000
 """GitHub takes a megabyte per step; nobody reads one."""
-SHOWN_GROUPS, SHOWN_MESSAGES, SHOWN_WORST, SHOWN_TOKENS = 20, 3, 5, 3
+SHOWN_GROUPS, SHOWN_MESSAGES, SHOWN_WORST, SHOWN_TOKENS, SHOWN_TASKS = 20, 3, 5, 3, 20
 
 
 def render_markdown(
     result: RunResult, *, changes: tuple[str, str] | None = None, report: str | None = None
 ) -> str:
-    """Verdict, what failed, the table, the worst positions. report: where the whole report is."""
+    """Verdict, what failed, the tables, the worst positions. report: where the whole report is."""
     lines = [
         f"## {SYMBOLS[result.verdict]} {escaped(verdict_line(result))}",
         "",
@@ -54,6 +55,7 @@ def render_markdown(
         lines += [*(f"- {escaped(line)}" for line in changes if line), ""]
     lines += _table(result.checks)
     lines += _others(result.checks)
+    lines += _by_task(result)
     lines += _messages(result)
     lines += _worst(result)
     if report is not None:
@@ -136,6 +138,33 @@ def _others(checks: Sequence[CheckResult]) -> list[str]:
             f" {escaped(check.unit)}" if check.unit and check.unit not in ("share", "relative", "1") else ""
         )
         lines.append(f"| {escaped(check.id)} | {_cell(check)}{unit} | {bound_text(check)} |")
+    return [*lines, ""]
+
+
+def _by_task(result: RunResult) -> list[str]:
+    """The figures of each task, folded: mean KL in every cell, and scores. Nothing for a single task."""
+    cells = first_cells(result)
+    tasks = list(dict.fromkeys(task for cell in cells for task in cell.by_task))[:SHOWN_TASKS]
+    lines: list[str] = []
+    if len(tasks) > 1:
+        heads = ["mean KL by task", *(f"{cell.phase} bs {cell.batch_size}" for cell in cells)]
+        lines += ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * len(cells)]
+        for task in tasks:
+            parts = [cell.by_task.get(task, {}).get("kl_mean") for cell in cells]
+            shown = ["" if value is None else figure(value) for value in parts]
+            lines.append("| " + " | ".join([escaped(task, longest=60), *shown]) + " |")
+        lines.append("")
+    if result.generation is not None and len(result.generation.tasks) > 1:
+        lines += _scores_by_task(result.generation)
+    return ["<details><summary>By task</summary>", "", *lines, "</details>", ""] if lines else []
+
+
+def _scores_by_task(generation: GenerationResult) -> list[str]:
+    lines = ["| score by task | prompts | BF16 | candidate | lost | won | runaways |", "|---|" + "--:|" * 6]
+    for task, found in list(generation.tasks.items())[:SHOWN_TASKS]:
+        numbers = [str(found.prompts), f"{found.reference_score:.3f}", f"{found.score:.3f}"]
+        numbers += map(str, (found.lost, found.won, found.runaways))
+        lines.append("| " + " | ".join([escaped(task, longest=60), *numbers]) + " |")
     return [*lines, ""]
 
 

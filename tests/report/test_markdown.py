@@ -28,6 +28,26 @@ def test_verdict_then_failures_then_diagnosis_then_the_table() -> None:
     assert "'\ufffd' &#60;7&#62; 0.700" in text, "which part of a character"
 
 
+def test_tasks_have_figures_of_their_own() -> None:
+    run = full()
+    cells = [
+        cell.model_copy(
+            update={"by_task": {"mcq": {"kl_mean": 0.1 * size}, HOSTILE: {"kl_mean": 0.2 * size}}}
+        )
+        for size, cell in enumerate(run.cells, 1)
+    ]
+    assert run.generation is not None
+    tasks = {"mcq": run.generation.overall, HOSTILE: run.generation.overall}
+    generation = run.generation.model_copy(update={"tasks": tasks})
+    text = render_markdown(run.model_copy(update={"cells": cells, "generation": generation}))
+    folded = text[text.index("<details><summary>By task</summary>") :].split("</details>")[0]
+    assert "| mcq | 0.1000 | 0.2000 | 0.3000 | 0.4000 |" in folded
+    assert "| mcq | 2 | 1.000 | 0.500 | 1 | 0 | 1 |" in folded
+    assert folded.count("&#60;script&#62;") == 2
+    assert len({line.count("|") for line in folded.splitlines() if line.startswith("| ")} - {6, 8}) == 0
+    assert "By task" not in render_markdown(run), "one task says nothing that the sum does not"
+
+
 def test_tables_keep_their_columns_whatever_texts_hold() -> None:
     for table in re.findall(r"(?:^\|.*\n)+", render_markdown(full(HOSTILE)), re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
