@@ -1,4 +1,5 @@
-"""What all tests share: the long ones run only when a marker expression asks for them.
+"""What all tests share: the long ones run only when a marker expression asks for them, and what the machine
+or a CI service says of itself reaches none.
 
 Hypothesis tries the same examples every time, so that a failure belongs to the commit that has it;
 `--hypothesis-profile=explore` draws new ones.
@@ -6,6 +7,7 @@ Hypothesis tries the same examples every time, so that a failure belongs to the 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,31 @@ pytest_plugins = ["pytester"]
 LONG = {"slow", "sglang", "benchmark_suite"}
 HERE = Path(__file__).parent
 
+FOREIGN = (
+    "CI",
+    "BUILD_NUMBER",
+    "CUDA_VISIBLE_DEVICES",
+    "FORCE_COLOR",
+    "NO_COLOR",
+    "PY_COLORS",
+    "PYTEST_ADDOPTS",
+)
+FOREIGN_PREFIXES = ("BUILDKITE_", "CI_", "GITHUB_", "SLURM_")
+
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_configure() -> None:
+    """Leave out what changes outputs from machine to machine; a test sets what it needs.
+
+    Proxies stay: the first use of the example's model goes through them.
+    """
+    for name in list(os.environ):
+        if name in FOREIGN or name.startswith(FOREIGN_PREFIXES):
+            del os.environ[name]
+    os.environ["COLUMNS"] = "80"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

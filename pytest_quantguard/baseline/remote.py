@@ -193,7 +193,7 @@ def _cached(home: Path, remote: RemoteFolder, error: _UnreachableError, progress
         f"{when:%Y-%m-%d %H:%M} UTC"
     )
     progress(note)
-    return Fetched(home / latest.read_text().strip(), note)
+    return Fetched(home / latest.read_text(encoding="utf-8").strip(), note)
 
 
 def _complete(remote: RemoteFolder, folder: Path, raw: bytes, progress: Progress) -> None:

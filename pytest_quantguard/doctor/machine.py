@@ -86,7 +86,9 @@ def read_gpus() -> list[Gpu]:
         return []
     command = [program, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SMI_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_gpus(done.stdout)

@@ -100,7 +100,8 @@ def _output(command: list[str], launch: Launch) -> tuple[int, str, str]:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=HELP_SECONDS,
             env=dict(launch.env),
             cwd=launch.cwd,

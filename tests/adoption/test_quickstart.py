@@ -34,7 +34,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     program = [sys.executable, "-m", "pytest_quantguard.cli", *words[1:]]
     return subprocess.run(
-        program, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+        program, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=300, check=False
     )
 
 
@@ -42,28 +42,28 @@ def write(block: str, folder: Path) -> None:
     """A YAML block of the page: a file of its own, or the drift section of the config."""
     name = re.search(r"^name: (\w+)$", block, re.MULTILINE)
     if name is not None:
-        (folder / f"{name[1]}.yaml").write_text(block)
+        (folder / f"{name[1]}.yaml").write_text(block, encoding="utf-8")
         return
     drift = block.splitlines()[-1]
     config = folder / "smollm2-135m-nvfp4.yaml"
-    before = config.read_text()
+    before = config.read_text(encoding="utf-8")
     after = re.sub(r"^  # drift: .*$", drift, before, flags=re.MULTILINE)
     assert after != before
-    config.write_text(after)
+    config.write_text(after, encoding="utf-8")
 
 
 def shrink(config: Path) -> None:
     """Fewer prompts and positions, so that the test ends soon."""
-    text = config.read_text()
+    text = config.read_text(encoding="utf-8")
     smaller = text.replace("size: 16", "size: 8").replace("score_tokens: 32", "score_tokens: 16")
     assert smaller != text
-    config.write_text(smaller)
+    config.write_text(smaller, encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_the_quick_start_works_as_written(tmp_path: Path) -> None:
     """In order: every command and every file of the CPU section, with the small model in place of SmolLM2."""
-    section = SECTION.search((ROOT / "docs" / "quickstart.md").read_text())
+    section = SECTION.search((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"))
     assert section is not None
     used = set()
     for language, body in FENCE.findall(section[1]):
@@ -86,7 +86,7 @@ def test_the_quick_start_works_as_written(tmp_path: Path) -> None:
                 shrink(tmp_path / "smollm2-135m-nvfp4.yaml")
     assert used == set(EXPECTED)
     folder = tmp_path / ".quantguard" / "broken"
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert result["verdict"] == "failed"
     assert {check["kind"] for check in result["checks"] if check["outcome"] == "failed"} >= {
         "accuracy",

@@ -69,7 +69,7 @@ def test_a_recording_comes_back(stored: Path) -> None:
 
 
 def test_a_new_recording_replaces_the_old_whole(stored: Path) -> None:
-    (stored / "README.md").write_text("a user's own note")
+    (stored / "README.md").write_text("a user's own note", encoding="utf-8")
     write_attachment(stored, "generation", b"[]")
     new = make_recording(seed=1, count=3)
     write_recording(stored, new)
@@ -133,11 +133,11 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "baseline"
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
     expect(path, "is a file, but a recording is a folder")
     with pytest.raises(BaselineError, match="is a file, but a recording is a folder"):
         write_recording(path, make_recording())
-    assert path.read_text() == ""
+    assert path.read_text(encoding="utf-8") == ""
 
 
 def test_an_interrupted_capture(stored: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_manifest_that_is_none(stored: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "x\u0000y", ""])
 def test_file_names_that_lead_out_of_the_folder(stored: Path, name: str) -> None:
-    (stored.parent / "secret").write_text("private")
+    (stored.parent / "secret").write_text("private", encoding="utf-8")
     record = {"sha256": hashlib.sha256(b"private").hexdigest(), "size": 7}
     edit_manifest(stored, lambda manifest: manifest["files"].update({name: record}))
     expect(stored, "is not a manifest: files")
@@ -288,14 +288,14 @@ def test_a_full_disk_leaves_no_half_new_recording(tmp_path: Path, monkeypatch: p
 
 
 def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(BaselineError, match=r"could not be written to .*file/new: Not a directory"):
         write_recording(tmp_path / "file" / "new", make_recording())
 
 
 def test_leftovers_of_a_killed_writer_are_removed(stored: Path) -> None:
-    (stored / ".tmp-abc").write_text("half")
-    (stored / "data-0123456789abcdef.qglp").write_text("old")
+    (stored / ".tmp-abc").write_text("half", encoding="utf-8")
+    (stored / "data-0123456789abcdef.qglp").write_text("old", encoding="utf-8")
     write_recording(stored, make_recording())
     assert len(list(stored.iterdir())) == 3
 

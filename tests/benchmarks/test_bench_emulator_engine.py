@@ -36,7 +36,7 @@ def measure(script: str, interpreter: str, *arguments: str) -> Figures:
         done = subprocess.run(
             [interpreter, str(HELPERS / script), str(resolve_model("smollm2-135m")), case, *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=900,
             check=False,
             env=environment,

@@ -55,7 +55,7 @@ def trivial(delay_ms: float = 0.0, tokens: int = TOKENS) -> Iterator[str]:
         [sys.executable, str(script), str(tokens), str(delay_ms)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     assert process.stdin is not None
     assert process.stdout is not None

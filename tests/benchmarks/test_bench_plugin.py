@@ -25,7 +25,7 @@ def processor_seconds(folder: Path, *options: str) -> float:
 
 def test_cost_of_being_installed(tmp_path: Path) -> None:
     """Rounds alternate, so that both see the same machine."""
-    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n", encoding="utf-8")
     processor_seconds(tmp_path)
     without, with_plugin = [], []
     for _ in range(ROUNDS):

@@ -128,7 +128,7 @@ def canned(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
         file = tmp_path / f"body{len(processes)}"
         file.write_bytes(body)
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(file)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVER, str(file)], stdout=subprocess.PIPE, encoding="utf-8"
         )
         processes.append(process)
         assert process.stdout is not None

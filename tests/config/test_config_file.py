@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
     def write_file(text: str, name: str = "gate.yaml") -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
         return path
 
     return write_file

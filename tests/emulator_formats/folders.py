@@ -49,13 +49,13 @@ def copy_folder(name: str, target: Path) -> Path:
 
 def edit_json(path: Path, **changes: Any) -> None:
     """Set keys of a JSON file; a value of None removes the key."""
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     for key, value in changes.items():
         if value is None:
             content.pop(key, None)
         else:
             content[key] = value
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def bf16(array: np.ndarray) -> tuple[str, np.ndarray]:
@@ -94,7 +94,7 @@ def random_model(folder: Path, seed: int = 0, scale: float = 0.1, **config: Any)
         **config,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(merged))
+    (folder / "config.json").write_text(json.dumps(merged), encoding="utf-8")
     architecture = merged["architectures"][0]
     hidden, inner, vocabulary = merged["hidden_size"], merged["intermediate_size"], merged["vocab_size"]
     head = merged.get("head_dim", hidden // merged["num_attention_heads"])

@@ -78,7 +78,7 @@ def test_shards(tmp_path: Path) -> None:
         write_safetensors(folder / shard, {name: tensors[name] for name in part})
     assert "2 safetensors files but no model.safetensors.index.json; fetch the model again" in message(folder)
     index = {"weight_map": {name: shard for shard, part in shards.items() for name in part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     load_checkpoint(folder)
     (folder / "b.safetensors").rename(folder / "c.safetensors")
     assert "1 of 2 weight files named by model.safetensors.index.json are missing: b.safetensors" in message(
@@ -86,9 +86,9 @@ def test_shards(tmp_path: Path) -> None:
     )
     (folder / "c.safetensors").rename(folder / "b.safetensors")
     index["weight_map"]["model.norm.weight"] = "a.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert "tensor model.norm.weight should be in a.safetensors, but is not there" in message(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
+    (folder / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
     assert "expected an object 'weight_map'" in message(folder)
 
 
@@ -145,9 +145,9 @@ def test_modelopt_configs_that_cannot_be_served(
 ) -> None:
     folder = copy_folder("modelopt-nvfp4-tiny", tmp_path)
     path = folder / "hf_quant_config.json"
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     content["quantization"].update(changes)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     text = message(folder)
     assert str(path) in text
     assert expected in text

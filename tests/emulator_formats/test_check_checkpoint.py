@@ -228,9 +228,9 @@ def test_each_defect_is_found_and_named(
 def test_exclusion_lists_that_disagree_with_the_tensors(tmp_path: Path) -> None:
     folder = copy_folder(NVFP4, tmp_path)
     path = folder / "hf_quant_config.json"
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     content["quantization"]["exclude_modules"].append(DOWN)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     assert found(check_checkpoint(folder)) == [("error", "excluded-but-quantized", f"{DOWN}.weight")]
     folder = compressed_nvfp4(tmp_path / "other", ignore=["lm_head", f"re:.*{DOWN[-9:]}"])
     assert ("error", "excluded-but-quantized", f"{DOWN}.weight_packed") in found(check_checkpoint(folder))
@@ -244,7 +244,8 @@ def test_fused_modules_in_different_formats(tmp_path: Path) -> None:
     modules = [name.removesuffix(".weight_scale") for name in tensors if name.endswith("weight_scale")]
     layers = {name: {"quant_algo": "FP8" if name == UP else "NVFP4", "group_size": 16} for name in modules}
     path.write_text(
-        json.dumps({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}})
+        json.dumps({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}),
+        encoding="utf-8",
     )
     assert found(check_checkpoint(folder)) == [("warning", "fused-formats-differ", GATE)]
 

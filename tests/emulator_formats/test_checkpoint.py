@@ -245,7 +245,7 @@ def test_sharded_folder_equals_the_single_file(tmp_path: Path) -> None:
     names = sorted(tensors)
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text((BF16 / "config.json").read_text())
+    (folder / "config.json").write_text((BF16 / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
     weight_map = {}
     for index, part in enumerate((names[::2], names[1::2]), start=1):
         shard = f"model-{index:05}-of-00002.safetensors"
@@ -253,7 +253,7 @@ def test_sharded_folder_equals_the_single_file(tmp_path: Path) -> None:
         weight_map.update(dict.fromkeys(part, shard))
 
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
+        json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
     )
     sharded, single = load_checkpoint(folder), load_checkpoint(BF16)
     for name, linear in single.linears.items():

@@ -81,7 +81,7 @@ def test_odd_values_are_refused_with_a_message(
     folder = copy_folder("modelopt-nvfp4-tiny", tmp_path)
     if name == "config.json":
         (folder / "hf_quant_config.json").unlink()
-    base = json.loads((STORED / "modelopt-nvfp4-tiny" / name).read_text())
+    base = json.loads((STORED / "modelopt-nvfp4-tiny" / name).read_text(encoding="utf-8"))
     document = (
         base
         if section is None
@@ -92,7 +92,7 @@ def test_odd_values_are_refused_with_a_message(
     served, refusals = 0, []
     for path in places(document):
         for value in ODD_VALUES:
-            (folder / name).write_text(json.dumps(replaced(document, path, value)))
+            (folder / name).write_text(json.dumps(replaced(document, path, value)), encoding="utf-8")
             try:
                 config = ModelConfig.from_folder(folder)
                 read_quantization_config(folder, list(linear_shapes(config)))

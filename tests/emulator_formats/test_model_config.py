@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
 
 def write(folder: Path, **changes: Any) -> Path:
     config = {key: value for key, value in {**BASE, **changes}.items() if value != "absent"}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -52,7 +52,7 @@ def test_architectures_differ_in_biases_and_norms(tmp_path: Path) -> None:
 
 def test_end_tokens_of_both_files(tmp_path: Path) -> None:
     write(tmp_path, eos_token_id=2)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}), encoding="utf-8")
     assert ModelConfig.from_folder(tmp_path).eos_token_ids == (2, 7)
 
 
@@ -158,9 +158,9 @@ def test_missing_and_damaged_config(tmp_path: Path) -> None:
         ModelConfig.from_folder(tmp_path)
     with pytest.raises(ModelError, match="found no folder"):
         ModelConfig.from_folder(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot be read as JSON"):
         ModelConfig.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ModelError, match="expected a JSON object, found list"):
         ModelConfig.from_folder(tmp_path)

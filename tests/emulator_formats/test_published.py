@@ -167,9 +167,9 @@ def test_modelopt_mixed_precision(tmp_path: Path) -> None:
         if name not in ("lm_head", DOWN)
     }
     path = folder / "hf_quant_config.json"
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     content["quantization"] = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     mixed = load_checkpoint(folder, dtype="float32")
     assert mixed.linears[UP].format == "fp8_static"
     assert mixed.linears[Q].format == "nvfp4"

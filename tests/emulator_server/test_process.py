@@ -21,7 +21,7 @@ def finished(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     """Exit status and output of an emulator that is expected to end by itself."""
     process = launch(tmp_path / "log", *arguments)
     try:
-        return process.wait(60), (tmp_path / "log").read_text()
+        return process.wait(60), (tmp_path / "log").read_text(encoding="utf-8")
     finally:
         process.kill()
         process.wait()
@@ -101,7 +101,7 @@ def test_a_starting_server_says_503_and_logs_its_progress(tmp_path: Path) -> Non
     seen: list[int] = []
     try:
         while 200 not in seen:
-            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
             try:
                 seen.append(session.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code)
             except requests.ConnectionError:
@@ -112,7 +112,7 @@ def test_a_starting_server_says_503_and_logs_its_progress(tmp_path: Path) -> Non
         session.close()
         process.kill()
         process.wait()
-    log = (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text(encoding="utf-8")
     assert set(seen) <= {200, 503}
     stages = [
         "Load weight begin",
@@ -129,7 +129,7 @@ def test_without_the_extra_the_server_says_what_to_install() -> None:
         "sys.modules['starlette.applications'] = None\n"
         "import pytest_quantguard.emulator.server"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
     assert result.returncode == 1
     assert "pip install 'pytest-quantguard[emulator]'" in result.stderr
 

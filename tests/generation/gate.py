@@ -44,7 +44,7 @@ class Project:
         """Write the config with keys of its section replaced."""
         config = {**self.config, "generation": {**self.config["generation"], **generation}}
         path = self.folder / "gate.yaml"
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         return path
 
     def trial(self, progress: list[str] | None = None) -> Trial:
@@ -80,16 +80,16 @@ def without_answers(folder: Path) -> None:
     """A copy of the stored baseline, without the answers that it may hold."""
     shutil.copytree(BASELINE, folder, ignore=shutil.ignore_patterns("accepted", "generation-*"))
     manifest = folder / "manifest.json"
-    stored = json.loads(manifest.read_text())
+    stored = json.loads(manifest.read_text(encoding="utf-8"))
     stored["files"] = {
         name: file for name, file in stored["files"].items() if not name.startswith("generation-")
     }
-    manifest.write_text(json.dumps(stored))
+    manifest.write_text(json.dumps(stored), encoding="utf-8")
 
 
 def make_project(folder: Path, reference: tuple[Script, str], candidate: tuple[Script, str]) -> Project:
     """reference, candidate: script and url."""
-    (folder / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    (folder / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
     without_answers(folder / "baseline")
     config = {
         "version": 1,

@@ -66,7 +66,7 @@ def tokenizer(tmp_path: Path) -> TextTokenizer:
     """One whose template says what it is told."""
     shutil.copy(TINY / "tokenizer.json", tmp_path / "tokenizer.json")
     template = "{{ messages[0]['content'] }} {{ mood }}{% if tools %} tools{% endif %}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}), encoding="utf-8")
     return TextTokenizer(tmp_path)
 
 

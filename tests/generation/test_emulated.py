@@ -47,7 +47,7 @@ def write_tiny(folder: Path, *, faults: list[str] | None = None, **generation: A
         },
     }
     path = folder / "gate.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
 
 
@@ -139,10 +139,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "runaways": {"max": 0.3},
         },
     }
-    (folder / "small.yaml").write_text(yaml.safe_dump(config))
+    (folder / "small.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     for name, candidate in (("four-bit", {"quantization": "nvfp4"}), ("runaway", {"faults": ["runaway"]})):
         changed = {"extends": "small.yaml", "name": name, "candidate": candidate}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(changed))
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(changed), encoding="utf-8")
     assert main(["capture", str(folder / "small.yaml"), "--generation", "--output", str(folder / "out")]) == 0
     yield folder
     shutil.rmtree(folder)

@@ -48,7 +48,7 @@ def test_answers_are_stored_with_the_ids_that_were_sent(project: Project) -> Non
     assert (first.answer.text, first.answer.ending) == ("It is red.", "stop")
     assert stored.header.noise["all"]["text_agreement"] == 1.0
     assert len(project.reference.asked) == 20, "twice, to know the reference's own noise"
-    text = (next((project.folder / "baseline").glob("generation-*.json"))).read_text()
+    text = (next((project.folder / "baseline").glob("generation-*.json"))).read_text(encoding="utf-8")
     assert str(project.folder) not in text, "no path of this machine"
 
 
@@ -151,8 +151,8 @@ def test_without_answers_the_command_is_named(project: Project) -> None:
 def test_answers_to_other_questions_are_refused_with_a_table(captured: Project) -> None:
     with pytest.raises(BaselineError, match=r"max_new_tokens +200 +64\n"):
         captured.judge(max_new_tokens=64)
-    lines = (captured.folder / "q.jsonl").read_text().splitlines()
-    (captured.folder / "q.jsonl").write_text("\n".join(reversed(lines)) + "\n")
+    lines = (captured.folder / "q.jsonl").read_text(encoding="utf-8").splitlines()
+    (captured.folder / "q.jsonl").write_text("\n".join(reversed(lines)) + "\n", encoding="utf-8")
     with pytest.raises(BaselineError, match=r"the prompts, their order or their gold answers differ"):
         captured.judge()
 
@@ -166,7 +166,7 @@ def test_no_baseline_is_told_before_a_server_is_asked(project: Project) -> None:
 
 def test_prompts_beyond_the_context_are_skipped_and_counted(captured: Project) -> None:
     line = {"id": "long", "task": "qa", "question": "x" * 4000 + " gold=red ?", "gold": "red"}
-    with (captured.folder / "q.jsonl").open("a") as stream:
+    with (captured.folder / "q.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
     assert captured.capture() == "10 generated answers of the reference stored, 1 skipped as too long."
     assert failed(captured.judge()) == []
@@ -186,7 +186,7 @@ def test_an_interrupted_run_asks_only_what_is_missing(captured: Project) -> None
     captured.candidate.reply = lambda text: Reply("", drops=True) if text.startswith("q7") else None
     with pytest.raises(ServerDiedError):
         captured.judge(concurrency=1)
-    assert len((captured.folder / "out" / "generation.jsonl").read_text().splitlines()) == 8
+    assert len((captured.folder / "out" / "generation.jsonl").read_text(encoding="utf-8").splitlines()) == 8
     captured.candidate.asked.clear()
     captured.candidate.reply = lambda _: None
     captured.judge(concurrency=1)

@@ -127,7 +127,7 @@ GATE = {
 
 def gate(tmp_path: Path, generation: Any) -> Any:
     path = tmp_path / "gate.yaml"
-    path.write_text(yaml.safe_dump({**GATE, "generation": generation}))
+    path.write_text(yaml.safe_dump({**GATE, "generation": generation}), encoding="utf-8")
     return load_config(path)
 
 

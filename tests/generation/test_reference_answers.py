@@ -45,11 +45,11 @@ def model_folder(tmp_path: Path) -> Path:
 
 def with_template(folder: Path, template: str | None) -> None:
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
+    settings = json.loads(path.read_text(encoding="utf-8"))
     settings.pop("chat_template")
     if template is not None:
         settings["chat_template"] = template
-    path.write_text(json.dumps(settings))
+    path.write_text(json.dumps(settings), encoding="utf-8")
 
 
 def test_the_template_is_applied_here(client: Client, same_tokenizer: ChatTokenizer) -> None:

@@ -101,7 +101,7 @@ def test_two_runs_cannot_write_one_file(path: Path) -> None:
         "    print('held', flush=True); sys.stdin.read()\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
     try:
         assert process.stdout is not None
@@ -136,7 +136,7 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with (
         pytest.raises(QuantguardError, match=r"could not be kept in .*--quantguard-output=DIR"),
         open_resume_file(tmp_path / "file" / "generation.jsonl", RUN, take_over=True),
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_time_without_a_zone_is_a_damaged_line(path: Path) -> None:
-    path.write_text(path.read_text().replace('Z"}', '"}'))
+    path.write_text(path.read_text(encoding="utf-8").replace('Z"}', '"}'), encoding="utf-8")
     with open_resume_file(path, RUN, take_over=True) as file:
         assert file.known == {}
         assert "1 lines could not be read" in file.notes[0]

@@ -94,7 +94,7 @@ def write_prompts(folder: Path) -> None:
         )
         for index, question in enumerate(QUESTIONS)
     ]
-    (folder / "chat.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "chat.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def run_gate(folder: Path, name: str, config: dict[str, Any], *options: str) -> Gate:
@@ -102,13 +102,13 @@ def run_gate(folder: Path, name: str, config: dict[str, Any], *options: str) -> 
     path = folder / f"{name}.yaml"
     accuracy = {"kl_mean": {"max": 1.0}}
     whole = {"version": 1, "name": name, "suite": SUITE, "accuracy": accuracy, "speed": None} | config
-    path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    path.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", f"--quantguard-config={path}", "-q", *options],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=SECONDS,
     )
     print(run.stdout)

@@ -104,8 +104,8 @@ def kill_during(
         "accuracy": {"kl_mean": {"max": 1.0}},
         "speed": None,
     }
-    (folder / "killed.yaml").write_text(yaml.safe_dump(config))
-    with (folder / "output.txt").open("w") as output:
+    (folder / "killed.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    with (folder / "output.txt").open("w", encoding="utf-8") as output:
         gate = subprocess.Popen(
             [sys.executable, "-m", "pytest", "--quantguard-config=killed.yaml", "-q"],
             cwd=folder,
@@ -160,7 +160,10 @@ def _role(process: psutil.Process, root: psutil.Process) -> str:
 
 
 def _reached(log: Path, moment: str) -> bool:
-    return log.exists() and re.search(MOMENTS[moment], log.read_text(errors="replace")) is not None
+    return (
+        log.exists()
+        and re.search(MOMENTS[moment], log.read_text(errors="replace", encoding="utf-8")) is not None
+    )
 
 
 def _until(family: Family, happened: Callable[[], bool], gate: subprocess.Popen[bytes]) -> None:

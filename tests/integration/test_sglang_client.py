@@ -272,7 +272,7 @@ def test_a_gate_attaches_with_a_key_from_the_environment(
     assert gate.result is not None
     assert gate.result.candidate.url == server.url
     assert gate.result.candidate.command is None
-    written = (tmp_path / ".quantguard" / "attached" / "result.json").read_text()
+    written = (tmp_path / ".quantguard" / "attached" / "result.json").read_text(encoding="utf-8")
     assert API_KEY not in written + gate.output
     server.check_alive()  # the gate leaves it running
     monkeypatch.setenv("KEY_OF_THE_SERVER", "another")
@@ -295,5 +295,5 @@ def test_a_killed_scheduler_is_reported_and_leaves_nothing(server: RunningServer
     with pytest.raises(ServerDiedError, match="ended with exit code"):
         server.check_alive()
     server.stop()
-    assert API_KEY not in server.log_path.read_text()
+    assert API_KEY not in server.log_path.read_text(encoding="utf-8")
     assert [process.pid for process in tree if process.is_running()] == []

@@ -117,7 +117,7 @@ def test_forced_decode_survives_chunks_and_retraction(float32: RunningServer) ->
     ]
     float32.client.flush_cache()
     decode = rows_of(float32.client.generate(batch, top_logprobs=64), "output")
-    log = float32.log_path.read_text()
+    log = float32.log_path.read_text(encoding="utf-8")
     assert "Testing retraction. #retracted_reqs: 1" in log
     prefill = [
         rows_of(float32.client.generate([one], top_logprobs=64), "prompt")[0] for one in prefill_of(batch)

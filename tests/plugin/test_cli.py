@@ -256,13 +256,13 @@ def test_compare_folds_equal_figures_and_keeps_zeros_at_the_end(
     captured: Project, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
-    text = (captured.folder / ".quantguard/toy/result.json").read_text()
+    text = (captured.folder / ".quantguard/toy/result.json").read_text(encoding="utf-8")
     sides = []
     for name, values in (("a", (0.5, 12.3, 0.25)), ("b", (0.75, 12.3, 0.25))):
         result = json.loads(text)
         result["cells"] = result["cells"][:1]
         result["cells"][0]["metrics"] = dict(zip(("kl_mean", "kl_max", "agreement"), values, strict=True))
-        (captured.folder / f"{name}.json").write_text(json.dumps(result))
+        (captured.folder / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
         sides.append(f"{name}.json")
     capfd.readouterr()
     words = ["compare", *sides, "--metrics", "kl_mean,kl_max,agreement"]
@@ -282,14 +282,14 @@ def test_compare_folds_equal_figures_and_keeps_zeros_at_the_end(
 
 def test_compare_shows_hostile_text_escaped(captured: Project, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
-    text = (captured.folder / ".quantguard/toy/result.json").read_text()
+    text = (captured.folder / ".quantguard/toy/result.json").read_text(encoding="utf-8")
     result = json.loads(text)
     hostile = "<b>\x1b[31m\u202e\n::error::x"
     result["name"] = hostile
     result["config"]["suite"] = hostile
     result["environment"][hostile] = hostile
     result["checks"][0]["id"] = hostile
-    (captured.folder / "hostile.json").write_text(json.dumps(result))
+    (captured.folder / "hostile.json").write_text(json.dumps(result), encoding="utf-8")
     capfd.readouterr()
     assert main(["compare", ".quantguard/toy", "hostile.json"]) == 0
     shown = capfd.readouterr().out
@@ -323,7 +323,7 @@ def test_compare_recordings(captured: Project, capfd: pytest.CaptureFixture[str]
 def test_compare_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "nowhere", "baseline"]) == 3
     assert "There is nothing to compare at nowhere" in capsys.readouterr().err
-    (captured.folder / "newer.json").write_text('{"schema_version": 99}')
+    (captured.folder / "newer.json").write_text('{"schema_version": 99}', encoding="utf-8")
     assert main(["compare", "newer.json", "newer.json"]) == 3
     assert "schema version 99" in capsys.readouterr().err
     assert main(["compare", "newer.json", "baseline"]) == 3
@@ -368,7 +368,7 @@ def test_wrong_config_is_told_with_its_line(
 ) -> None:
     path = project.write(suite={"batch_size": [1]})
     assert main([name, "gate.yaml"]) == 2
-    line = 1 + path.read_text().splitlines().index("  batch_size:")
+    line = 1 + path.read_text(encoding="utf-8").splitlines().index("  batch_size:")
     error = capsys.readouterr().err
     assert f"gate.yaml:{line}: suite.batch_size: unknown key; did you mean 'batch_sizes'?" in error
 

@@ -28,7 +28,7 @@ def test_without_paths_only_the_gate_is_collected(project: Project) -> None:
 def test_testpaths_do_not_count_as_paths(project: Project) -> None:
     project.pytester.makeini("[pytest]\ntestpaths = tests\naddopts = --assert=plain -p no:hypothesispytest\n")
     (project.folder / "tests").mkdir()
-    (project.folder / "tests" / "test_own.py").write_text(OWN_TEST)
+    (project.folder / "tests" / "test_own.py").write_text(OWN_TEST, encoding="utf-8")
     assert "tests/test_own.py::test_own" not in collected(project.run("--collect-only", "-q"))
 
 
@@ -82,7 +82,7 @@ def test_broken_config_is_a_collection_error_without_traceback(project: Project)
         ["*ERROR collecting quantguard-config*", "gate.yaml:*: suite.batch_size: unknown key*"]
     )
     result.stdout.no_fnmatch_line("*Traceback*")
-    assert "suite.batch_size" in (project.folder / "junit.xml").read_text()
+    assert "suite.batch_size" in (project.folder / "junit.xml").read_text(encoding="utf-8")
 
 
 def test_two_configs_of_one_name_are_refused(project: Project) -> None:
@@ -113,5 +113,5 @@ def test_unused_plugin_collects_nothing_and_loads_nothing(pytester: pytest.Pytes
     assert collected(pytester.runpytest("--collect-only", "-q")) == ["test_own.py::test_own"]
     heavy = "('numpy', 'pydantic', 'requests', 'yaml', 'orjson')"
     code = f"import sys, pytest_quantguard.plugin; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "[]\n"

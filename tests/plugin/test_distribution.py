@@ -37,13 +37,13 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
     result = run(spread, "--quantguard-config=other.yaml", "test_user.py")
     result.assert_outcomes(passed=2 * 18 + 3)
     workers: dict[str, set[str]] = {}
-    for line in (spread.folder / "who.txt").read_text().splitlines():
+    for line in (spread.folder / "who.txt").read_text(encoding="utf-8").splitlines():
         worker, test_id = line.split(" ", 1)
         for name in ("toy", "other"):
             if test_id.startswith(f"{name}::") or test_id.endswith(f"@{name}"):
                 workers.setdefault(name, set()).add(worker)
     assert {name: len(found) for name, found in workers.items()} == {"toy": 1, "other": 1}
-    ids = (spread.folder / "who.txt").read_text()
+    ids = (spread.folder / "who.txt").read_text(encoding="utf-8")
     assert "test_user.py::test_user[toy]@toy" in ids
     assert "test_user.py::test_user[other]@other" in ids
     assert spread.candidate.paths.count("/generate") == 2 * (6 + 2 * (8 + 2)), "each gate measured once"
@@ -53,7 +53,7 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
         assert (merged["verdict"], merged["partial"], len(merged["checks"])) == ("passed", False, 18)
         assert len(merged["cells"]) == 4
         assert merged["candidate"]["capabilities"]["version"] == "1.0"
-        report = (spread.folder / ".quantguard" / name / "report.html").read_text()
+        report = (spread.folder / ".quantguard" / name / "report.html").read_text(encoding="utf-8")
         assert "Worst positions" in report, "what only the worker has measured"
 
 

@@ -46,7 +46,7 @@ def tiny_config(**candidate: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tiny_baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "gate.yaml").write_text(yaml.safe_dump(tiny_config()))
+    (folder / "gate.yaml").write_text(yaml.safe_dump(tiny_config()), encoding="utf-8")
     assert main(["capture", str(folder / "gate.yaml"), "--output", str(folder / "out")]) == 0
     return folder / "baseline"
 
@@ -54,7 +54,7 @@ def tiny_baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny(pytester: pytest.Pytester, tiny_baseline: Path) -> pytest.Pytester:
     shutil.copytree(tiny_baseline, pytester.path / "baseline")
-    (pytester.path / "gate.yaml").write_text(yaml.safe_dump(tiny_config()))
+    (pytester.path / "gate.yaml").write_text(yaml.safe_dump(tiny_config()), encoding="utf-8")
     return pytester
 
 
@@ -75,7 +75,7 @@ def test_good_candidate_passes(tiny: pytest.Pytester) -> None:
 
 def test_broken_scales_fail_everywhere(tiny: pytest.Pytester) -> None:
     config = tiny_config(faults=["block_scale_roll"])
-    (tiny.path / "gate.yaml").write_text(yaml.safe_dump(config))
+    (tiny.path / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     result = tiny.runpytest("--quantguard-config=gate.yaml", "-k", "accuracy and kl_mean")
     result.assert_outcomes(failed=4)
     result.stdout.fnmatch_lines(
@@ -88,7 +88,7 @@ def test_broken_scales_fail_everywhere(tiny: pytest.Pytester) -> None:
 
 def test_decode_fault_fails_decode_only_and_is_diagnosed(tiny: pytest.Pytester) -> None:
     config = tiny_config(faults=["decode_gain:gain=10"])
-    (tiny.path / "gate.yaml").write_text(yaml.safe_dump(config))
+    (tiny.path / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     tiny.runpytest("--quantguard-config=gate.yaml")
     failed = [name for name, outcome in outcomes(tiny).items() if outcome != "passed"]
     assert "self_consistency[decode-bs1-decode_against_prefill]" in failed
@@ -97,7 +97,9 @@ def test_decode_fault_fails_decode_only_and_is_diagnosed(tiny: pytest.Pytester) 
 
 
 def test_server_that_does_not_start_is_told_once_with_its_log(tiny: pytest.Pytester) -> None:
-    (tiny.path / "gate.yaml").write_text(yaml.safe_dump(tiny_config(faults=["block_scale_rol"])))
+    (tiny.path / "gate.yaml").write_text(
+        yaml.safe_dump(tiny_config(faults=["block_scale_rol"])), encoding="utf-8"
+    )
     result = tiny.runpytest("--quantguard-config=gate.yaml")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert set(outcomes(tiny).values()) == {"error"}
@@ -113,7 +115,8 @@ def test_server_that_does_not_start_is_told_once_with_its_log(tiny: pytest.Pytes
 def test_no_server_survives_pytest(tiny: pytest.Pytester, number: signal.Signals) -> None:
     (tiny.path / "test_wait.py").write_text(
         "import time\n\n\ndef test_wait(quantguard_server):\n"
-        "    open('port', 'w').write(quantguard_server.url)\n    time.sleep(600)\n"
+        "    open('port', 'w').write(quantguard_server.url)\n    time.sleep(600)\n",
+        encoding="utf-8",
     )
     # A runner in the background has SIGINT ignored, and its children inherit that.
     heeded = "import signal, pytest; signal.signal(2, signal.default_int_handler); pytest.console_main()"

@@ -19,7 +19,7 @@ DRIFT: dict[str, Any] = {"kl_mean": {"max": 5}, "drift": {"kl_mean": {"max_incre
 
 def sections() -> list[str]:
     """The page's numbered sections."""
-    return re.split(r"^## \d+\. ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    return re.split(r"^## \d+\. ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
 
 
 def words_of(text: str) -> str:
@@ -31,7 +31,9 @@ def words_of(text: str) -> str:
 def fails_to_start(project: Project, *lines: str) -> None:
     """A candidate whose program prints these lines and ends."""
     script = project.folder / "server.py"
-    script.write_text(f"import sys\nsys.stderr.write({chr(10).join(lines)!r})\nsys.exit(2)\n")
+    script.write_text(
+        f"import sys\nsys.stderr.write({chr(10).join(lines)!r})\nsys.exit(2)\n", encoding="utf-8"
+    )
     project.write(
         candidate={
             "backend": "sglang",

@@ -78,7 +78,7 @@ def test_missing_baseline_fails_with_the_command(project: Project) -> None:
 
 
 def test_baseline_that_is_a_file(project: Project) -> None:
-    (project.folder / "baseline").write_text("x")
+    (project.folder / "baseline").write_text("x", encoding="utf-8")
     result = project.run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*baseline is a file, but a recording is a folder.*"])
@@ -103,7 +103,9 @@ def test_baseline_of_another_suite(captured: Project, change: dict[str, int], na
 
 
 def test_baseline_of_other_prompts(captured: Project) -> None:
-    (captured.folder / "prompts.jsonl").write_text('{"text": "something else altogether"}\n')
+    (captured.folder / "prompts.jsonl").write_text(
+        '{"text": "something else altogether"}\n', encoding="utf-8"
+    )
     result = captured.run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*suite_digest*", "*quantguard capture gate.yaml*"])
@@ -207,7 +209,7 @@ def test_server_without_any_sign_of_quantization(captured: Project) -> None:
     """Its answers differ from the reference's, but of another reason than quantization."""
     model = captured.folder / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"vocab_size": 64}')
+    (model / "config.json").write_text('{"vocab_size": 64}', encoding="utf-8")
     captured.candidate.quantization, captured.candidate.model_path = None, str(model)
     captured.write(
         candidate={"backend": "attach", "url": captured.config["candidate"]["url"]},
@@ -330,6 +332,6 @@ def test_interrupted_run_writes_a_partial_result(captured: Project) -> None:
 
 
 def test_unwritable_output_is_said(captured: Project) -> None:
-    (captured.folder / ".quantguard").write_text("in the way")
+    (captured.folder / ".quantguard").write_text("in the way", encoding="utf-8")
     result = captured.run()
     result.stdout.fnmatch_lines(["The result could not be written to *--quantguard-output=DIR."])

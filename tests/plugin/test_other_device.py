@@ -23,7 +23,7 @@ def write_config(folder: Path, divergence: dict[str, Any], **candidate: Any) -> 
     config = tiny_config(**candidate)
     config["accuracy"]["drift"] = {"kl_mean": {"max_increase": "10%"}, "divergence": divergence}
     config["self_consistency"] = {"batch": None, "decode_against_prefill": None}
-    (folder / "gate.yaml").write_text(yaml.safe_dump(config))
+    (folder / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def manifest_path(folder: Path) -> Path:
 
 def move_elsewhere(folder: Path, device: str | None) -> None:
     """As if the accepted run had been made on another machine, or before devices were recorded."""
-    manifest = json.loads(manifest_path(folder).read_text())
+    manifest = json.loads(manifest_path(folder).read_text(encoding="utf-8"))
     assert manifest["environment"].pop("device")
     if device is not None:
         manifest["environment"]["device"] = device
-    manifest_path(folder).write_text(json.dumps(manifest))
+    manifest_path(folder).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def divergence_checks(folder: Path) -> list[CheckResult]:
@@ -53,7 +53,9 @@ def divergence_checks(folder: Path) -> list[CheckResult]:
 
 
 def test_the_accepted_run_knows_its_device(accepted: pytest.Pytester) -> None:
-    device = Manifest.model_validate_json(manifest_path(accepted.path).read_text()).environment["device"]
+    device = Manifest.model_validate_json(
+        manifest_path(accepted.path).read_text(encoding="utf-8")
+    ).environment["device"]
     assert device.endswith(", 1 thread")
     assert "numpy " in device
 

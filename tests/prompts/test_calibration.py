@@ -200,7 +200,7 @@ def test_the_file_can_be_read_by_others_and_by_us(scaled: CalibrationSet, tmp_pa
 
 
 def test_a_file_that_cannot_be_written(scaled: CalibrationSet, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"cannot be written: (Not a directory|File exists)"):
         write_calibration_set(tmp_path / "file" / "x.jsonl", scaled)
 

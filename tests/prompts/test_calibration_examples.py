@@ -115,6 +115,6 @@ def test_bad_arguments(
 
 
 def test_an_empty_set(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_text("\n")
+    (tmp_path / "c.jsonl").write_text("\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="holds no texts"):
         load("modelopt_calibrate").read_texts(tmp_path / "c.jsonl")

@@ -50,7 +50,9 @@ def test_analyze_as_text(evaluation: str, capsys: pytest.CaptureFixture[str]) ->
 def test_analyze_as_a_page(evaluation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "sub" / "page.html"
     hostile = tmp_path / "<b>x.jsonl"
-    hostile.write_text('{"task": "<script>alert(1)</script>", "text": "a\\u202eb <img src=x> c"}\n')
+    hostile.write_text(
+        '{"task": "<script>alert(1)</script>", "text": "a\\u202eb <img src=x> c"}\n', encoding="utf-8"
+    )
     assert run(analyze, evaluation, "--against", str(hostile), "--html", str(page)) == 0
     assert f"page written to {page}" in capsys.readouterr().err
     markup = page.read_text(encoding="utf-8")

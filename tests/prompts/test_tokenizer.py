@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def configure(folder: Path, **settings: Any) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def test_bos_is_never_doubled(folder: Path) -> None:
@@ -81,7 +81,7 @@ def test_where_the_template_is_found(folder: Path) -> None:
     ]
     configure(folder, chat_template=named, eos_token={"content": "</s>"})
     assert ChatTokenizer(folder).encode_chat(HELLO) == (3, 1)
-    (folder / "chat_template.jinja").write_text("world")
+    (folder / "chat_template.jinja").write_text("world", encoding="utf-8")
     assert ChatTokenizer(folder).encode_chat(HELLO) == (4,)
 
 
@@ -145,13 +145,13 @@ def test_templates_that_fail(folder: Path, template: str, message: str) -> None:
 def test_folders_without_a_usable_tokenizer(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         ChatTokenizer(folder / "none")
-    (folder / "tokenizer_config.json").write_text("{")
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tokenizer_config.json cannot be read"):
         ChatTokenizer(folder)
-    (folder / "tokenizer_config.json").write_text("[]")
+    (folder / "tokenizer_config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match="must hold a JSON object, not list"):
         ChatTokenizer(folder)
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tokenizer.json cannot be loaded"):
         ChatTokenizer(folder)
 

@@ -101,7 +101,7 @@ def test_an_interrupted_line_costs_only_itself(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_bytes(file.read_bytes() + b'{"half":')
     write(tmp_path, [entry(0.2)])
-    with file.open("a") as stream:
+    with file.open("a", encoding="utf-8") as stream:
         stream.write('{"history_version": 99}\n[]\n\n')
     history = read_history(file)
     assert [one.figures["kl_mean[prefill-bs8]"] for one in history.entries] == [0.1, 0.2]
@@ -115,9 +115,9 @@ def test_an_interrupted_line_costs_only_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["figures", "seconds"])
 def test_a_line_with_what_is_no_number_is_left_out(tmp_path: Path, where: str, value: object) -> None:
     write(tmp_path, [entry(0.1)])
-    line = json.loads((tmp_path / "history.jsonl").read_text())
+    line = json.loads((tmp_path / "history.jsonl").read_text(encoding="utf-8"))
     line[where] = {"kl_mean[prefill-bs8]": value} if where == "figures" else value
-    with (tmp_path / "history.jsonl").open("a") as stream:
+    with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
     history = read_history(tmp_path)
     assert len(history.entries) == 1

@@ -22,7 +22,7 @@ def test_both_files_are_written_beside_the_result(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("gate: FAILED")
     assert said[1:] == [str(tmp_path / "report.html"), str(tmp_path / "summary.md")]
-    assert "This report is partial" in (tmp_path / "report.html").read_text()
+    assert "This report is partial" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_elsewhere_as_json_with_the_experiment_log(
@@ -40,7 +40,7 @@ def test_elsewhere_as_json_with_the_experiment_log(
         "verdict": "failed",
         "partial": True,
     }
-    assert "changed: this" in Path(said["report"]).read_text()
+    assert "changed: this" in Path(said["report"]).read_text(encoding="utf-8")
 
 
 def test_markdown_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
 ) -> None:
     if content is not None:
-        (tmp_path / "result.json").write_text(content)
+        (tmp_path / "result.json").write_text(content, encoding="utf-8")
     assert cli.main(["report", str(tmp_path)]) == 3
     assert message in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_refused(
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_result(tmp_path, full())
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     assert cli.main(["report", str(tmp_path), "--output", str(tmp_path / "file" / "below")]) == 3
     assert "The report could not be written to" in capsys.readouterr().err
 
@@ -109,12 +109,12 @@ def test_a_result_that_somebody_changed_is_no_traceback(
 ) -> None:
     """Either a report, or a sentence that names the file."""
     write_result(tmp_path, full())
-    changed = json.loads((tmp_path / "result.json").read_text())
+    changed = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     inner = changed
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    (tmp_path / "result.json").write_text(json.dumps(changed))
+    (tmp_path / "result.json").write_text(json.dumps(changed), encoding="utf-8")
     code = cli.main(["report", str(tmp_path)])
     assert code in (0, 3)
     if code == 3:

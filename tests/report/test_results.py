@@ -23,7 +23,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_not_a_number_becomes_null(tmp_path: Path) -> None:
     path = write_result(tmp_path, result([check("accuracy", "prefill", 1, "kl_mean", math.nan)]))
-    assert json.loads(path.read_text())["checks"][0]["value"] is None
+    assert json.loads(path.read_text(encoding="utf-8"))["checks"][0]["value"] is None
     assert read_result(path).checks[0].value is None
 
 
@@ -48,7 +48,7 @@ def test_failures_are_failed_and_impossible_checks() -> None:
 def test_what_cannot_be_read_is_explained(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "result.json"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
     with pytest.raises(QuantguardError, match=message):
         read_result(path)
 

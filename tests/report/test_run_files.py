@@ -18,7 +18,7 @@ SELECTED = ("-k", "server or (accuracy and kl_mean and decode)")
 
 def test_every_run_leaves_its_files_and_a_line(captured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = captured.folder / "step.md"
-    summary.write_text("before\n")
+    summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     first = captured.run(*SELECTED)
@@ -29,12 +29,15 @@ def test_every_run_leaves_its_files_and_a_line(captured: Project, monkeypatch: p
     assert {"report.html", "summary.md", "result.json", "history.jsonl"} <= {
         file.name for file in folder.iterdir()
     }
-    assert [json.loads(line)["verdict"] for line in (folder / "history.jsonl").open()] == ["passed", "failed"]
-    text = summary.read_text()
+    assert [json.loads(line)["verdict"] for line in (folder / "history.jsonl").open(encoding="utf-8")] == [
+        "passed",
+        "failed",
+    ]
+    text = summary.read_text(encoding="utf-8")
     assert text.startswith("before\n## ✅ toy: PASSED")
     assert "## ❌ toy: FAILED" in text
     assert "- changed: accuracy.kl_mean.max: 0.1 -&#62; 0.2" in text
-    assert "Since the last run" in (folder / "report.html").read_text()
+    assert "Since the last run" in (folder / "report.html").read_text(encoding="utf-8")
     first.stdout.fnmatch_lines(["toy: PASSED *", "  report     .quantguard/toy/report.html"])
     second.stdout.fnmatch_lines(
         [
@@ -111,7 +114,9 @@ def test_a_run_that_stops_early_is_partial(captured: Project) -> None:
     captured.candidate.noise = 0.9
     result = captured.run("-x", "-k", "accuracy")
     assert captured.result()["partial"] is True
-    assert "This report is partial" in (captured.folder / ".quantguard/toy/report.html").read_text()
+    assert "This report is partial" in (captured.folder / ".quantguard/toy/report.html").read_text(
+        encoding="utf-8"
+    )
     result.stdout.fnmatch_lines(["toy: FAILED (*the run ended early*"])
 
 
@@ -132,13 +137,15 @@ def test_a_run_that_is_killed_leaves_a_partial_report(captured: Project) -> None
     result = captured.result()
     assert (result["verdict"], result["partial"]) == ("incomplete", True)
     folder = captured.folder / ".quantguard" / "toy"
-    assert "This report is partial" in (folder / "report.html").read_text()
-    assert len((folder / "history.jsonl").read_text().splitlines()) == 1, "only runs that ended"
+    assert "This report is partial" in (folder / "report.html").read_text(encoding="utf-8")
+    assert len((folder / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 1, (
+        "only runs that ended"
+    )
     assert cli.main(["report", str(folder)]) == 0
 
 
 def test_a_folder_that_cannot_be_written_keeps_verdict_and_table(captured: Project) -> None:
-    (captured.folder / "blocked").write_text("")
+    (captured.folder / "blocked").write_text("", encoding="utf-8")
     result = captured.run("--quantguard-output=blocked", *SELECTED)
     assert result.ret == 0, "the checks held"
     result.stdout.fnmatch_lines(
@@ -172,7 +179,9 @@ def test_hostile_texts_reach_no_terminal(project: Project) -> None:
         for number in range(8)
     ]
     lines = [json.dumps(prompt) for prompt in prompts]
-    (project.folder / "prompts.jsonl").write_text("\n".join(lines).replace("\\ud800", "") + "\n")
+    (project.folder / "prompts.jsonl").write_text(
+        "\n".join(lines).replace("\\ud800", "") + "\n", encoding="utf-8"
+    )
     project.capture()
     project.candidate.noise = 0.9
     result = project.run("-k", "accuracy and kl_mean")
@@ -182,7 +191,7 @@ def test_hostile_texts_reach_no_terminal(project: Project) -> None:
     assert "\x1b]0;" not in said
     assert not any(line.lstrip().startswith(("::error", "##[")) for line in said.splitlines())
     assert "\\x1b[31mred" in said
-    page = Path(project.folder / ".quantguard/toy/report.html").read_text()
+    page = Path(project.folder / ".quantguard/toy/report.html").read_text(encoding="utf-8")
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
@@ -196,7 +205,9 @@ def test_huge_texts_fill_neither_log_nor_report(project: Project) -> None:
         }
         for number in range(8)
     ]
-    (project.folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n")
+    (project.folder / "prompts.jsonl").write_text(
+        "\n".join(map(json.dumps, prompts)) + "\n", encoding="utf-8"
+    )
     project.capture()
     project.candidate.noise = 0.9
     result = project.run("-k", "accuracy and kl_mean")

@@ -49,9 +49,9 @@ def write_config(folder: Path, config: dict[str, Any], *, prompts: int = 6) -> P
         json.dumps({"id": f"p{number}", "token_ids": generator.integers(3, 500, 12 + 9 * number).tolist()})
         for number in range(prompts)
     ]
-    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     path = folder / "gate.yaml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return path
 
 

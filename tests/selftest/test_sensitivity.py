@@ -125,6 +125,6 @@ class TestBadInput:
 
     def test_prompts_without_positions(self, tmp_path: Path) -> None:
         config = write_config(tmp_path, tiny_config())
-        (tmp_path / "prompts.jsonl").write_text('{"token_ids": [7]}\n')
+        (tmp_path / "prompts.jsonl").write_text('{"token_ids": [7]}\n', encoding="utf-8")
         with pytest.raises(ConfigError, match="no prompt of the suite has two tokens"):
             measure_sensitivity(load_config(config), config, SensitivityOptions(), lambda _: None)

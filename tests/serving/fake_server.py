@@ -34,7 +34,7 @@ ORPHANING = [
 def note(*pids: int) -> None:
     path = os.environ.get("FAKE_PIDS")
     if path:
-        with Path(path).open("a") as file:
+        with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{pid}\n" for pid in pids)
 
 
@@ -44,7 +44,7 @@ def start_children() -> None:
     stubborn = subprocess.Popen(STUBBORN, stdout=subprocess.PIPE)
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
-    orphan = int(subprocess.run(ORPHANING, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    orphan = int(subprocess.run(ORPHANING, stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout)
     note(os.getpid(), child.pid, stubborn.pid, orphan)
 
 

@@ -13,7 +13,7 @@ VOCAB_SIZE = 49152
 
 
 def sample(name: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    value: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return value
 
 

@@ -221,7 +221,7 @@ def test_api_key_travels_and_its_absence_is_explained() -> None:
 
 def test_loopback_bypasses_the_proxy_and_netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login someone password else\n")
+    netrc.write_text("machine 127.0.0.1 login someone password else\n", encoding="utf-8")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):

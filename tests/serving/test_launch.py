@@ -45,7 +45,7 @@ def living(path: Path) -> list[int]:
         except psutil.NoSuchProcess:
             return False
 
-    return [pid for pid in map(int, path.read_text().split()) if lives(pid)]
+    return [pid for pid in map(int, path.read_text(encoding="utf-8").split()) if lives(pid)]
 
 
 def config(mode: str, **options: Any) -> SglangServer:
@@ -63,7 +63,7 @@ def test_a_server_is_ready_identified_and_stopped(tmp_path: Path, pids: Path) ->
         assert server.command[:3] == (sys.executable, str(FAKE), "slow")
         assert len(living(pids)) == 1
     assert living(pids) == []
-    log = (tmp_path / "server.log").read_text()
+    log = (tmp_path / "server.log").read_text(encoding="utf-8")
     assert log.startswith(f"$ {sys.executable} {FAKE} slow --model-path some/model --host 127.0.0.1 --port ")
     assert "fake server starts" in log
 
@@ -93,7 +93,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, pids: Pa
         port = taken.getsockname()[1]
         with pytest.raises(ServerStartError, match=f"port {port} .*by process {os.getpid()} "):
             start(config("serve", port=port), log_path=tmp_path / "server.log")
-    assert pids.read_text() == ""
+    assert pids.read_text(encoding="utf-8") == ""
 
 
 @pytest.mark.usefixtures("pids")
@@ -143,7 +143,7 @@ def test_the_whole_tree_is_stopped(tmp_path: Path, pids: Path) -> None:
 
 def test_children_are_stopped_when_the_server_ends_by_itself(tmp_path: Path, pids: Path) -> None:
     with start(config("children"), log_path=tmp_path / "server.log") as server:
-        os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+        os.kill(int(pids.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
         with pytest.raises(ServerDiedError, match="exit code -9"):
             eventually(server.check_alive)
     assert living(pids) == []
@@ -186,7 +186,7 @@ def test_nothing_is_left_when_pytest_ends(tmp_path: Path, pids: Path, ending: si
         [sys.executable, "-c", PYTEST_STAND_IN, str(FAKE), str(tmp_path / "server.log")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     assert owner.stdout is not None
     supervisor = psutil.Process(int(owner.stdout.readline()))
@@ -261,7 +261,7 @@ def test_secrets_are_masked_everywhere(tmp_path: Path) -> None:
             ),
             log_path=tmp_path / "server.log",
         )
-    log = (tmp_path / "server.log").read_text()
+    log = (tmp_path / "server.log").read_text(encoding="utf-8")
     for text in (str(caught.value), log):
         assert secret not in text
         assert "hf_hidden" not in text

@@ -36,7 +36,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_recorded_failures_are_understood(name: str) -> None:
-    reading = read_failure((LOGS / f"{name}.txt").read_text())
+    reading = read_failure((LOGS / f"{name}.txt").read_text(encoding="utf-8"))
     rule, words = RECORDED[name]
     assert reading is not None
     assert reading.name == rule
@@ -47,7 +47,7 @@ def test_every_recorded_log_has_an_expectation() -> None:
     failed = {path.stem for path in LOGS.glob("*.txt")} - {"started_ok"}
     assert failed - RECORDED.keys() <= {"q_fp8", "q_gguf"}
     for name in failed:
-        assert read_failure((LOGS / f"{name}.txt").read_text()) is not None
+        assert read_failure((LOGS / f"{name}.txt").read_text(encoding="utf-8")) is not None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_other_known_failures(text: str, rule: str, words: str) -> None:
 
 
 def test_a_good_log_and_no_log_are_not_explained() -> None:
-    assert read_failure((LOGS / "started_ok.txt").read_text()) is None
+    assert read_failure((LOGS / "started_ok.txt").read_text(encoding="utf-8")) is None
     assert read_failure("") is None
 
 
@@ -119,7 +119,7 @@ def test_rules_do_not_slow_down_on_long_lines() -> None:
 
 
 def test_stages_of_a_good_start() -> None:
-    lines = plain((LOGS / "started_ok.txt").read_text()).splitlines()
+    lines = plain((LOGS / "started_ok.txt").read_text(encoding="utf-8")).splitlines()
     stages = [stage for stage in map(stage_of, lines) if stage is not None]
     assert list(dict.fromkeys(stages)) == [
         "starting the engine",
@@ -158,9 +158,9 @@ def test_the_follower_reads_only_what_is_new_and_not_our_own_polling(tmp_path: P
     path = tmp_path / "log"
     follower = LogFollower(path)
     assert follower.new_lines() == []
-    path.write_text("one\ntw")
+    path.write_text("one\ntw", encoding="utf-8")
     assert follower.new_lines() == ["one"]
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write('o\nINFO: 127.0.0.1:1 - "GET /health_generate HTTP/1.1" 503\nbar 10%\rbar 20%\n')
     assert follower.new_lines() == ["two", "bar 10%", "bar 20%"]
 

@@ -87,7 +87,7 @@ def test_an_older_server_by_its_older_routes() -> None:
 
 
 def test_vocabulary_and_context_of_a_local_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 151936}))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 151936}), encoding="utf-8")
     answers = {"/server_info": {"version": "0.5.23", "model_path": str(tmp_path), "context_length": 4096}}
     with ScriptedServer(serving(answers)) as server, Client(server.url) as client:
         client.probe()
@@ -97,7 +97,7 @@ def test_vocabulary_and_context_of_a_local_model(tmp_path: Path) -> None:
 def test_config_from_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text('{"vocab_size": 7}')
+    (snapshot / "config.json").write_text('{"vocab_size": 7}', encoding="utf-8")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert model_config("Qwen/Qwen3-8B") == {"vocab_size": 7}
     assert model_config("Qwen/Qwen3-8B", "abc") == {"vocab_size": 7}
@@ -122,7 +122,9 @@ def tokenizer_folder(folder: Path) -> Path:
         {"id": 7, "content": "<tool_call>", "special": True},
     ]
     model = {"vocab": {"a": 0, "b": 1, "<s>": 2, "c": 3, "d": 4}}
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": model}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": added, "model": model}), encoding="utf-8"
+    )
     return folder
 
 

@@ -35,7 +35,9 @@ def says(folder: Path, *, cache: str | None = "auto", **arguments: Any) -> Capab
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A model folder without quantization."""
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "torch_dtype": "bfloat16"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"vocab_size": 100, "torch_dtype": "bfloat16"}), encoding="utf-8"
+    )
     return tmp_path
 
 
@@ -62,10 +64,12 @@ def test_what_the_server_says_is_a_sign(plain: Path, sign: dict[str, str]) -> No
 
 
 def test_a_quantized_folder_is_a_sign(plain: Path) -> None:
-    (plain / "hf_quant_config.json").write_text("{}")
+    (plain / "hf_quant_config.json").write_text("{}", encoding="utf-8")
     assert why_unquantized(says(plain)) is None
     (plain / "hf_quant_config.json").unlink()
-    (plain / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    (plain / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "fp8"}}), encoding="utf-8"
+    )
     assert why_unquantized(says(plain)) is None
 
 

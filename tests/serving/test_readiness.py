@@ -66,7 +66,7 @@ def test_an_advancing_log_extends_the_wait_up_to_the_hard_limit(
     said: list[str] = []
 
     def advance(seconds: float) -> None:
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8") as file:
             file.write(f"Loading safetensors checkpoint shards: {10 if seconds < 50 else 20}% Completed\n")
 
     wait = startup(monkeypatch, log, advance, progress=said.append)
@@ -86,7 +86,7 @@ def test_our_own_polling_is_no_progress(monkeypatch: pytest.MonkeyPatch, tmp_pat
     log = tmp_path / "log"
 
     def polled(_: float) -> None:
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8") as file:
             file.write('INFO: 127.0.0.1:1 - "GET /health_generate HTTP/1.1" 503 Service Unavailable\n')
 
     wait = startup(monkeypatch, log, polled, answer=lambda: (503, b""))
@@ -97,7 +97,8 @@ def test_our_own_polling_is_no_progress(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_server_that_will_never_serve_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
-        "ERROR: [Errno 98] error while attempting to bind on address ('::', 31000): address already in use\n"
+        "ERROR: [Errno 98] error while attempting to bind on address ('::', 31000): address already in use\n",
+        encoding="utf-8",
     )
     wait = startup(monkeypatch, log, lambda _: None)
     with pytest.raises(

@@ -31,7 +31,7 @@ def gate(pytester: pytest.Pytester, candidate: dict[str, Any] | None = None, **s
         "accuracy": {"kl_mean": {"max": 9}},
         "speed": {"scenarios": SCENARIOS, "warmup_rounds": 1, "max_scatter": 100, **speed},
     }
-    (pytester.path / "gate.yaml").write_text(yaml.safe_dump(config))
+    (pytester.path / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     pytester.runpytest_subprocess("--quantguard-config=gate.yaml", "-k", "speed", "-p", "no:cacheprovider")
     return read_result(pytester.path / ".quantguard" / "tiny")
 

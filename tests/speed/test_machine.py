@@ -141,12 +141,12 @@ def test_nvml_where_there_is_no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_tool_that_does_not_work_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nexit 9\n")
+    tool.write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_gpus() == ()
-    tool.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
+    tool.write_text("#!/bin/sh\necho Failed to initialize NVML\n", encoding="utf-8")
     assert read_gpus() == ()
     assert subprocess.run([str(tool)], capture_output=True, check=True).stdout
 

@@ -28,7 +28,7 @@ def speed(**values: Any) -> SpeedConfig:
 
 
 def load(tmp_path: Path, text: str) -> GateConfig:
-    (tmp_path / "gate.yaml").write_text(GATE + text)
+    (tmp_path / "gate.yaml").write_text(GATE + text, encoding="utf-8")
     return load_config(tmp_path / "gate.yaml")
 
 

@@ -23,11 +23,11 @@ logits = {}
 with tempfile.TemporaryDirectory() as temporary:
     for name, config in MODELS.items():
         folder = random_model(Path(temporary) / name, scale=REFERENCE_SCALE, **config)
-        settings = json.loads((folder / "config.json").read_text())
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = getattr(transformers, settings["architectures"][0])
         settings["model_type"] = kind.config_class.model_type
         settings.setdefault("tie_word_embeddings", False)
-        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():
             logits[name] = model(torch.tensor([REFERENCE_IDS])).logits[0].numpy()
