@@ -3,6 +3,7 @@ failure."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -163,7 +164,9 @@ def test_nothing_listening_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
             client.generate([PROMPT])
 
 
-def test_a_name_that_does_not_resolve_is_reported() -> None:
+def test_a_name_that_does_not_resolve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)  # a proxy would be asked for the name
     client = Client("http://no-such-host.invalid:1", vocab_size=VOCAB_SIZE)
     with client, pytest.raises(ServerError, match=r"cannot connect to http://no-such-host.invalid:1"):
         client.generate([PROMPT])
