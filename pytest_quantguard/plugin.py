@@ -18,6 +18,7 @@ __all__ = ["quantguard", "quantguard_baseline", "quantguard_config", "quantguard
 NEED_CONFIG = {
     "quantguard_update_baseline": "--quantguard-update-baseline",
     "quantguard_accept": "--quantguard-accept",
+    "quantguard_add_times": "--quantguard-add-times",
     "quantguard_push": "--quantguard-push",
     "quantguard_repeats": "--quantguard-repeats",
     "quantguard_output": "--quantguard-output",
@@ -43,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quantguard-accept",
         action="store_true",
         help="If everything else passes, store this run's answers as the accepted run for drift checks.",
+    )
+    group.addoption(
+        "--quantguard-add-times",
+        action="store_true",
+        help="Time only, and add the times to those of the accepted run, as one more run.",
     )
     group.addoption(
         "--quantguard-push",

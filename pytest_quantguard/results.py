@@ -41,7 +41,8 @@ class SpeedVerdict(Result):
     """What was decided about one cell's times.
 
     value: for "accepted" the time over the accepted one, for "reference" the reference's time over ours, else
-    the figure. noise: what rounds of the record differ by among themselves, a share. reasons: of a doubt.
+    the figure. Of the accepted record, as shares: noise, what the time may differ by when nothing changed;
+    spread, the standard deviation of its runs, of which there are `runs`. reasons: of a doubt.
     """
 
     against: Literal["errors", "bound", "accepted", "reference"]
@@ -54,6 +55,8 @@ class SpeedVerdict(Result):
     bound_side: Literal["max", "min"] | None = None
     interval: tuple[float, float] | None = None
     noise: float | None = None
+    runs: int | None = None
+    spread: float | None = None
     sentence: str
     reasons: list[str] = []
 

@@ -36,6 +36,7 @@ class SessionOptions:
     output: Path = DEFAULT_OUTPUT
     repeats: int = 1
     accept: bool = False
+    add_times: bool = False
     update_baseline: bool = False
     push: bool = False
     worker: int | None = None
@@ -70,7 +71,7 @@ class GateSession:
                         self.options.repeats,
                         self.options.worker or 0,
                         self.options.push,
-                        self.options.accept,
+                        self.options.accept or self.options.add_times,
                     ),
                     self.progress,
                 )
@@ -99,6 +100,15 @@ class GateSession:
         result = self._result(outline(trial), self.checks.get(name, {}).values(), 0)
         so_far = {"partial": True, "verdict": "failed" if result.failures else "incomplete"}
         self.problems += write_unfinished(trial.options.output, result.model_copy(update=so_far))
+
+    def expect(self, test_ids: Iterable[str]) -> None:
+        """Take note of what the workers collected."""
+        known = set(test_ids)
+        for trial in self.trials():
+            name = trial.config.name
+            checks = [check.name for check in plan_checks(trial.config) if f"{name}::{check.name}" in known]
+            if checks:
+                self.planned[name] = checks
 
     def publish(self) -> dict[str, Any]:
         """What a worker tells its controller at the end: plain data."""

@@ -1,7 +1,7 @@
 """The accepted times of a candidate: a versioned JSON document attached to its accepted run.
 
-It holds the rounds themselves, so that a later run is judged against their spread, and the fingerprint of the
-machine, without which no time can be compared.
+It holds the rounds themselves, of one run or several, so that a later run is judged against the spread of
+rounds and of runs, and the fingerprint of the machine, without which no time can be compared.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from pytest_quantguard.baseline.store import MANIFEST, read_attachment, write_attachment
 from pytest_quantguard.errors import BaselineError
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 ATTACHMENT = "speed"
+MAX_RUNS = 10
+"""So many runs of a cell are kept: more would hardly narrow Student's quantile, and old ones grow stale."""
 COMPARED = ("duration", "mean_e2e_latency_ms")
 """Figures of which ratios are taken."""
 
@@ -27,26 +29,36 @@ class SpeedModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class RecordedCell(SpeedModel):
-    """One scenario at one level. workload: digest of its requests. figures: name -> value of each round."""
+class RecordedRun(SpeedModel):
+    """What one start of the server took for a cell. recorded: when. figures: name -> value of each round."""
 
-    workload: str
-    requests: int = Field(ge=1)
+    recorded: str
     figures: dict[str, Annotated[list[FiniteFloat], Field(min_length=1)]]
 
     @model_validator(mode="after")
-    def _times_are_times(self) -> RecordedCell:
+    def _times_are_times(self) -> RecordedRun:
         for name in COMPARED:
             if min(self.figures.get(name, [1.0])) <= 0:
                 raise ValueError(f"{name} is not above 0 in every round")
         return self
 
 
+class RecordedCell(SpeedModel):
+    """One scenario at one level. workload: digest of its requests. runs: oldest first."""
+
+    workload: str
+    requests: int = Field(ge=1)
+    runs: Annotated[list[RecordedRun], Field(min_length=1, max_length=MAX_RUNS)]
+
+    def with_run(self, run: RecordedRun) -> RecordedCell:
+        """The cell with one more run, without the oldest where there would be more than `MAX_RUNS`."""
+        return self.model_copy(update={"runs": [*self.runs, run][-MAX_RUNS:]})
+
+
 class SpeedRecord(SpeedModel):
     """The whole document. cells: "scenario-level" -> what was measured."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    recorded: str
+    schema_version: Literal[2] = SCHEMA_VERSION
     fingerprint: dict[str, str | int | float | bool | None]
     cells: dict[str, RecordedCell]
 

@@ -25,6 +25,8 @@ from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
 
 PUBLISHED = "quantguard"
+STORING = ("quantguard_update_baseline", "quantguard_accept", "quantguard_add_times")
+"""Options that store something instead of judging against it; one at a time."""
 DISTRIBUTIONS = ("load", "worksteal")
 
 
@@ -33,21 +35,20 @@ def start_session(config: pytest.Config) -> None:
     repeats = config.getoption("quantguard_repeats")
     if repeats is not None and repeats < 1:
         raise pytest.UsageError(f"--quantguard-repeats={repeats}: at least 1 is needed.")
-    update, accept = config.getoption("quantguard_update_baseline"), config.getoption("quantguard_accept")
-    if update and accept:
-        raise pytest.UsageError("--quantguard-update-baseline and --quantguard-accept exclude each other.")
+    storing = [flag for flag in STORING if config.getoption(flag)]
+    if len(storing) > 1:
+        raise pytest.UsageError(f"{' and '.join(map(_as_typed, storing))} exclude each other.")
     push = config.getoption("quantguard_push")
-    if push and not (update or accept):
-        raise pytest.UsageError(
-            "--quantguard-push needs --quantguard-update-baseline or --quantguard-accept."
-        )
+    if push and not storing:
+        raise pytest.UsageError(f"--quantguard-push needs {' or '.join(map(_as_typed, STORING))}.")
     invoked_in = config.invocation_params.dir
     options = SessionOptions(
         config_paths=tuple(Path(path) for path in config.getoption("quantguard_config")),
         output=invoked_in / (config.getoption("quantguard_output") or DEFAULT_OUTPUT),
         repeats=repeats or 1,
-        accept=accept,
-        update_baseline=update,
+        accept=config.getoption("quantguard_accept"),
+        add_times=config.getoption("quantguard_add_times"),
+        update_baseline=config.getoption("quantguard_update_baseline"),
         push=push,
         worker=_worker_number(config),
     )
@@ -55,6 +56,10 @@ def start_session(config: pytest.Config) -> None:
     config.stash[SESSION] = state
     config.pluginmanager.register(GateHooks(state), "quantguard-gates")
     _narrow_arguments(config, state)
+
+
+def _as_typed(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _worker_number(config: pytest.Config) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_quantguard.errors import ConfigError, QuantguardError
-from pytest_quantguard.gate.accept import accept_run
+from pytest_quantguard.gate.accept import accept_run, add_times, prepare_adding
 from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.message import shortened
@@ -51,12 +51,25 @@ class Gate(pytest.Collector):
         if options.update_baseline:
             yield Errand.of(self, "capture_baseline", lambda: record_baseline(self.trial))
             return
+        if options.add_times:
+            yield from self._adding()
+            return
         for check in plan_checks(self.trial.config):
             if options.accept and check.kind == "drift":
                 continue
             yield (JudgedCheck if check.speed is None else TimedCheck).of(self, check)
         if options.accept:
             yield Errand.of(self, "accept", lambda: accept_run(self.trial))
+
+    def _adding(self) -> Iterator[pytest.Item]:
+        """What is timed, and the errand that adds it; it is selected with them (-k speed, -m timed)."""
+        for check in plan_checks(self.trial.config):
+            if check.speed is not None:
+                yield TimedCheck.of(self, check)
+        errand = Errand.of(self, "add_times", lambda: add_times(self.trial))
+        errand.add_marker(pytest.mark.timed)
+        errand.extra_keyword_matches.add("speed")
+        yield errand
 
     def __repr__(self) -> str:
         return f"<Gate {self.name}>"
@@ -184,6 +197,8 @@ class TimedCheck(CheckItem, pytest.Function):
                     "or set `speed: null` in the config."
                 )
             assert self.check.speed is not None
+            if self.gate.state.options.add_times:
+                prepare_adding(self.gate.trial, self.check.speed)
             self.prepared = prepare_cell(self.gate.trial, *self.check.speed)
         super().setup()
 

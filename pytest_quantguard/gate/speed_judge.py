@@ -16,12 +16,13 @@ from pytest_quantguard.gate.machine import fingerprint_of
 from pytest_quantguard.gate.speed_times import Timed, cell_name, speed_config
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.measure.load.rounds import Load
+from pytest_quantguard.measure.load.workload import Workload
 from pytest_quantguard.results import SpeedVerdict
 from pytest_quantguard.serving.fingerprint import differences
 from pytest_quantguard.stats.bootstrap import CONFIDENCE, Interval
 from pytest_quantguard.stats.decision import decide
 from pytest_quantguard.stats.figures import FIGURES
-from pytest_quantguard.stats.speed import decide_slowdown, decide_speedup, median_interval
+from pytest_quantguard.stats.speed import MIN_RUNS, decide_slowdown, decide_speedup, median_interval
 
 
 def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[SpeedVerdict]:
@@ -36,7 +37,7 @@ def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[Spe
     return verdicts
 
 
-def _doubts(timed: Timed, *, paired: bool = False) -> list[str]:
+def doubts(timed: Timed, *, paired: bool = False) -> list[str]:
     """What may have changed the candidate's times. paired: other than what slowed the reference alike."""
     load, found = timed.load, timed.state.throttling + ([] if paired else timed.state.crowding)
     if load.cached_tokens and load.workload.distinct:
@@ -105,7 +106,7 @@ def _accepted(
         return
     load = timed.load
     try:
-        cell = _recorded_cell(trial, name, level, load)
+        cell = recorded_cell(trial, name, level, load.workload)
     except BaselineError as error:
         yield SpeedVerdict(
             against="accepted",
@@ -117,11 +118,11 @@ def _accepted(
         )
         return
     verdict = decide_slowdown(
-        accepted=cell.figures[load.comparison_figure],
+        accepted=[run.figures[load.comparison_figure] for run in cell.runs],
         measured=load.times,
         max_slowdown=rules.max_slowdown,
         max_scatter=speed_config(trial).max_scatter,
-        disturbances=_doubts(timed),
+        disturbances=doubts(timed),
     )
     yield SpeedVerdict(
         against="accepted",
@@ -132,12 +133,18 @@ def _accepted(
         bound_side="max",
         interval=(verdict.ratio.low, verdict.ratio.high),
         noise=verdict.noise,
-        sentence=verdict.sentence,
+        runs=verdict.runs,
+        spread=verdict.spread,
+        sentence=verdict.sentence + ("" if verdict.runs >= MIN_RUNS else _too_few_runs(trial)),
         reasons=list(verdict.reasons),
     )
 
 
-def _recorded_cell(trial: Trial, name: str, level: Level, load: Load) -> RecordedCell:
+def _too_few_runs(trial: Trial) -> str:
+    return f" (how runs differ shows in {MIN_RUNS} or more: {trial.add_times_command})"
+
+
+def recorded_cell(trial: Trial, name: str, level: Level, workload: Workload) -> RecordedCell:
     """What the record holds of the cell; raises BaselineError where it cannot be compared."""
     record = record_of(trial)
     rows = differences(record.fingerprint, fingerprint_of(trial))
@@ -154,7 +161,9 @@ def _recorded_cell(trial: Trial, name: str, level: Level, load: Load) -> Recorde
         raise BaselineError(
             f"the record has no {cell_name(name, level)} (it has {known}). Record it: {trial.accept_command}"
         )
-    if cell.workload != load.workload.digest or load.comparison_figure not in cell.figures:
+    if cell.workload != workload.digest or any(
+        workload.comparison_figure not in run.figures for run in cell.runs
+    ):
         raise BaselineError(
             f"{cell_name(name, level)} was recorded with other requests: the scenario, suite.seed or the "
             "replayed "
@@ -191,7 +200,7 @@ def _reference(trial: Trial, timed: Timed, rules: SpeedRules) -> Iterator[SpeedV
         minimum=rules.min_speedup_vs_reference,
         max_scatter=speed_config(trial).max_scatter,
         paired=timed.paired,
-        disturbances=[*_doubts(timed, paired=timed.paired), *(f"reference: {text}" for text in alone)],
+        disturbances=[*doubts(timed, paired=timed.paired), *(f"reference: {text}" for text in alone)],
     )
     yield SpeedVerdict(
         against="reference",

@@ -42,7 +42,7 @@ def verdict_table(speed: SpeedResult) -> list[str]:
     rows = [("against", "figure", "value", "allowed", "95 % interval", "verdict")]
     rows += [
         (
-            NAMES[verdict.against],
+            NAMES[verdict.against] if (verdict.runs or 1) == 1 else f"{verdict.runs} accepted runs",
             verdict.figure,
             _value(verdict, verdict.value),
             _allowed(verdict),

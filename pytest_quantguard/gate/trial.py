@@ -52,7 +52,7 @@ class TrialOptions:
 
     output: folder of this config's results and logs. worker: number of the xdist worker, 0 without.
     push: also store what is recorded at the URL of `baseline`. accepting: this run is to become the accepted
-    one, so that it is not held against the last.
+    one, or its times are to be added to those of that, so that it is not held against the last.
     """
 
     output: Path
@@ -90,6 +90,12 @@ class Trial:
         """What stores an accepted run."""
         push = "" if self.remote_baseline() is None else " --quantguard-push"
         return f"pytest --quantguard-config={self.config_path} --quantguard-accept{push}"
+
+    @property
+    def add_times_command(self) -> str:
+        """What adds a run to the accepted times."""
+        push = "" if self.remote_baseline() is None else " --push"
+        return f"quantguard accept {self.config_path} --add-times{push}"
 
     @property
     def server_log(self) -> Path:

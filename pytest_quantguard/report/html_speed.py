@@ -120,6 +120,7 @@ def _verdicts(timed: Sequence[SpeedResult]) -> Html | None:
             tag("td", "" if verdict.value is None else f"{verdict.value:.4g}"),
             tag("td", _interval(verdict)),
             tag("td", _bound(verdict)),
+            tag("td", _noise(verdict)),
             tag("td", verdict.status, class_="h5" if verdict.failed else None),
             tag("td", first_line(verdict.sentence), class_="wrap"),
         )
@@ -128,17 +129,35 @@ def _verdicts(timed: Sequence[SpeedResult]) -> Html | None:
     ]
     if not rows:
         return None
-    names = ("scenario, level", "against", "figure", "value", "95 % interval", "bound", "status", "in words")
+    names = (
+        "scenario, level",
+        "against",
+        "figure",
+        "value",
+        "95 % interval",
+        "bound",
+        "noise of the record",
+        "status",
+        "in words",
+    )
     head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in names]))
     caption = tag(
         "caption",
-        "Against the record, the value is time now / time accepted; against the reference, its time / ours",
+        "Against the record, the value is time now / time accepted; against the reference, its time / ours. "
+        "Noise: what the time may differ by when nothing changed; in brackets how the record's runs differ",
     )
     return scrolled("Speed verdicts", caption, head, tag("tbody", rows))
 
 
 def _interval(verdict: SpeedVerdict) -> str:
     return "" if verdict.interval is None else " to ".join(f"{end:.4g}" for end in verdict.interval)
+
+
+def _noise(verdict: SpeedVerdict) -> str:
+    if verdict.noise is None:
+        return ""
+    differing = "1 run" if verdict.spread is None else f"{verdict.runs} runs, by {verdict.spread:.1%}"
+    return f"{verdict.noise:.1%} ({differing})"
 
 
 def _bound(verdict: SpeedVerdict) -> str:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_quantguard.results import CheckResult, SpeedResult
+from pytest_quantguard.results import CheckResult, SpeedResult, SpeedVerdict
 
-TITLES = ("speed", "level", "time", "accepted", "reference", "out tok/s", "TTFT p99", "ITL p99", "scatter")
+TITLES = (
+    "speed",
+    "level",
+    "time",
+    "accepted",
+    "reference",
+    "record",
+    "out tok/s",
+    "TTFT p99",
+    "ITL p99",
+    "scatter",
+)
 WORDS = {"failed": "!", "warned": "*", "error": "?", "skipped": "-", "passed": " "}
 
 
@@ -51,6 +62,7 @@ def _row(speed: SpeedResult) -> tuple[str, ...]:
         "failed" if time is None else f"{time:.3g} {unit}",
         _against(speed, "accepted"),
         _against(speed, "reference"),
+        _record(_verdict(speed, "accepted")),
         _figure(figures.get("output_throughput"), ""),
         _figure(figures.get("p99_ttft_ms"), " ms"),
         _figure(figures.get("p99_itl_ms"), " ms"),
@@ -58,8 +70,19 @@ def _row(speed: SpeedResult) -> tuple[str, ...]:
     )
 
 
+def _verdict(speed: SpeedResult, what: str) -> SpeedVerdict | None:
+    return next((verdict for verdict in speed.verdicts if verdict.against == what), None)
+
+
+def _record(verdict: SpeedVerdict | None) -> str:
+    """Number of runs that the record holds, and their standard deviation."""
+    if verdict is None or verdict.runs is None:
+        return ""
+    return "1 run" if verdict.spread is None else f"{verdict.runs} runs, {verdict.spread:.1%}"
+
+
 def _against(speed: SpeedResult, what: str) -> str:
-    verdict = next((verdict for verdict in speed.verdicts if verdict.against == what), None)
+    verdict = _verdict(speed, what)
     if verdict is None:
         return ""
     if verdict.value is None:

@@ -1,12 +1,13 @@
 """Verdicts about time: slower than the accepted record, fast enough against the reference, composite score.
 
-Pure functions over the durations of rounds. A change is judged by the interval of a ratio of medians, and "no
-change" is said as plainly as "regressed"; what the rounds cannot tell is called inconclusive and never
-passes for unchanged.
+Pure functions over the durations of rounds. A *run* is the rounds that one start of a server took; a record
+holds one run or several. A change is judged by the interval of a ratio of medians, and "no change" is said as
+plainly as "regressed"; what the rounds cannot tell is called inconclusive and never passes for unchanged.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from pytest_quantguard.stats.student import student_quantile
 
 Float64 = npt.NDArray[np.float64]
 Change = Literal["improved", "unchanged", "regressed", "inconclusive"]
@@ -23,6 +26,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 4000
 MIN_ROUNDS = 5
 """With fewer rounds even the whole range covers their median in less than 90 of 100 cases (1 - 2 / 2^n)."""
+MIN_RUNS = 3
+"""With fewer runs nothing is concluded from how they differ: Student's quantile of two is 12.7."""
 MIN_NOISE = 0.01
 """No machine repeats itself better than this from day to day."""
 
@@ -43,13 +48,16 @@ class Ratio:
 class SlowdownVerdict:
     """Against the accepted record. ratio: measured over accepted, above 1 is slower.
 
-    noise: what two sets of the record's own rounds differ by, as a share. reasons: why nothing could be said.
+    noise: what the time may differ by when nothing changed, as a share. runs: how many the record holds;
+    spread: their standard deviation as a share, None of a single run. reasons: why nothing could be said.
     """
 
     status: Change
     ratio: Ratio
     limit: float
     noise: float
+    runs: int
+    spread: float | None
     reasons: tuple[str, ...]
     sentence: str
 
@@ -89,22 +97,62 @@ def median_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, f
     """95 % bootstrap interval of the median over rounds."""
     known = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng([seed, known.size])
-    medians = np.median(known[rng.integers(0, known.size, (RESAMPLES, known.size))], axis=1)
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(_resampled_medians(known, rng), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
-def noise_band(rounds: Sequence[float], *, seed: int = 0) -> float:
-    """How far the ratio of two medians strays from 1 when both come from these rounds, as a share.
+def ratio_to_record(measured: Sequence[float], runs: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
+    """median(measured) over the geometric mean of the medians of a record's runs.
 
-    The 95th percentile of max(ratio, 1/ratio) - 1 over pairs of resamples; at least `MIN_NOISE`.
+    The interval is that of the bootstrap over the rounds, each run's drawn from its own. From `MIN_RUNS` runs
+    on it reaches at least as far as `run_to_run` of the logarithm, which is what one more run may differ from
+    them by: the bootstrap over rounds knows nothing of that, and one over so few runs would be too narrow.
+    Raises ValueError for no runs, empty ones, or times that are not positive.
     """
-    times = _times(rounds)
-    rng = np.random.default_rng([seed, times.size])
-    one, other = (
-        np.median(times[rng.integers(0, times.size, (RESAMPLES, times.size))], axis=1) for _ in range(2)
-    )
-    return max(MIN_NOISE, float(np.quantile(np.maximum(one / other, other / one) - 1, CONFIDENCE)))
+    top, bottoms = _times(measured), [_times(run) for run in runs]
+    if not bottoms:
+        raise ValueError("a record needs a run")
+    rng = np.random.default_rng([seed, top.size, *(run.size for run in bottoms)])
+    drawn = np.log(_resampled_medians(top, rng))
+    drawn -= np.mean([np.log(_resampled_medians(run, rng)) for run in bottoms], axis=0)
+    value = float(np.log(np.median(top)) - _log_medians(runs).mean())
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    if len(runs) >= MIN_RUNS:
+        reach = run_to_run(runs)
+        low, high = min(low, value - reach), max(high, value + reach)
+    return Ratio(math.exp(value), math.exp(low), math.exp(high))
+
+
+def run_to_run(runs: Sequence[Sequence[float]]) -> float:
+    """How far the log median of one more run lies from the mean of these runs' in 95 % of cases.
+
+    Student's prediction interval for one future observation, t(0.975, n - 1) x s x sqrt(1 + 1/n), where s is
+    the standard deviation of the n log medians (Hahn and Meeker, Statistical Intervals, 1991, chapter 4). It
+    holds for runs that are drawn alike: not where all of them come from one phase of a machine that has
+    several. Raises ValueError for fewer than two runs.
+    """
+    deviation, count = _deviation(runs), len(runs)
+    return student_quantile((1 + CONFIDENCE) / 2, count - 1) * deviation * math.sqrt(1 + 1 / count)
+
+
+def run_spread(runs: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation of the runs' log medians, as a share; None of a single run."""
+    return math.expm1(_deviation(runs)) if len(runs) > 1 else None
+
+
+def noise_band(runs: Sequence[Sequence[float]], *, seed: int = 0) -> float:
+    """How far the time strays from that of the record when nothing changed, as a share.
+
+    The 95th percentile of max(ratio, 1/ratio) - 1 over pairs of medians of as many rounds as the last run
+    has, drawn from the rounds of all runs, each over its run's median; from `MIN_RUNS` runs on no less than
+    `run_to_run`; at least `MIN_NOISE`.
+    """
+    rounds = np.concatenate([_times(run) / np.median(run) for run in runs])
+    rng = np.random.default_rng([seed, rounds.size])
+    one, other = (_resampled_medians(rounds, rng, len(runs[-1])) for _ in range(2))
+    within = float(np.quantile(np.maximum(one / other, other / one) - 1, CONFIDENCE))
+    between = math.expm1(run_to_run(runs)) if len(runs) >= MIN_RUNS else 0.0
+    return max(MIN_NOISE, within, between)
 
 
 def scatter(rounds: Sequence[float]) -> float:
@@ -115,13 +163,13 @@ def scatter(rounds: Sequence[float]) -> float:
 
 def decide_slowdown(
     *,
-    accepted: Sequence[float],
+    accepted: Sequence[Sequence[float]],
     measured: Sequence[float],
     max_slowdown: float,
     max_scatter: float,
     disturbances: Sequence[str] = (),
 ) -> SlowdownVerdict:
-    """Hold the measured rounds (seconds) against the accepted ones.
+    """Hold the measured rounds (seconds) against those of the accepted runs, oldest first.
 
     - regressed: the interval of the ratio lies wholly beyond both 1 + max_slowdown and the noise band;
     - improved: it lies wholly below the noise band;
@@ -135,10 +183,18 @@ def decide_slowdown(
         raise ValueError(
             f"max_slowdown {max_slowdown} and max_scatter {max_scatter} must not be negative or 0"
         )
-    ratio, noise = ratio_of_medians(measured, accepted), noise_band(accepted)
+    ratio, noise, spread = ratio_to_record(measured, accepted), noise_band(accepted), run_spread(accepted)
     limit = 1 + max_slowdown
     reasons = [
-        *_doubts("the accepted record", accepted, max_scatter),
+        *(
+            doubt
+            for number, run in enumerate(accepted, start=1)
+            for doubt in _doubts(
+                f"run {number} of the accepted record" if len(accepted) > 1 else "the accepted record",
+                run,
+                max_scatter,
+            )
+        ),
         *_doubts("this run", measured, max_scatter),
         *disturbances,
     ]
@@ -153,8 +209,14 @@ def decide_slowdown(
         status = "regressed"
     else:
         status = "inconclusive"
-        reasons.append(_between(ratio, limit, noise))
-    return SlowdownVerdict(status, ratio, limit, noise, tuple(reasons), _told(status, ratio, limit, noise))
+        reasons += _between(ratio, limit, noise, accepted)
+    sentence = _told(status, ratio, limit, noise, record_text(len(accepted), spread))
+    return SlowdownVerdict(status, ratio, limit, noise, len(accepted), spread, tuple(reasons), sentence)
+
+
+def record_text(runs: int, spread: float | None) -> str:
+    """A record in words: its number of runs, and by how much they differ (`run_spread`)."""
+    return "record of 1 run" if spread is None else f"record of {runs} runs, which differ by {spread:.1%}"
 
 
 def decide_speedup(
@@ -243,6 +305,23 @@ def _times(rounds: Sequence[float]) -> Float64:
     return times
 
 
+def _resampled_medians(times: Float64, rng: np.random.Generator, size: int | None = None) -> Float64:
+    """Medians of `RESAMPLES` draws of `size` times (None: as many as there are) with replacement."""
+    picks = rng.integers(0, times.size, (RESAMPLES, size or times.size))
+    return np.median(times[picks], axis=1)
+
+
+def _log_medians(runs: Sequence[Sequence[float]]) -> Float64:
+    return np.log([np.median(run) for run in runs])
+
+
+def _deviation(runs: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of the log medians of two or more runs."""
+    if len(runs) < 2:
+        raise ValueError("how runs differ can only be told from two or more")
+    return float(_log_medians(runs).std(ddof=1))
+
+
 def _doubts(whose: str, rounds: Sequence[float], max_scatter: float) -> list[str]:
     if len(rounds) < MIN_ROUNDS:
         return [f"{whose} has {len(rounds)} rounds; {MIN_ROUNDS} are needed for an interval"]
@@ -252,17 +331,25 @@ def _doubts(whose: str, rounds: Sequence[float], max_scatter: float) -> list[str
     return []
 
 
-def _between(ratio: Ratio, limit: float, noise: float) -> str:
+def _between(ratio: Ratio, limit: float, noise: float, runs: Sequence[Sequence[float]]) -> list[str]:
+    """Why the interval alone decides nothing."""
     if ratio.low > limit:
-        return f"the interval begins within the noise of the record's own rounds ({noise:.1%})"
-    return f"the interval {ratio.low:.3f} to {ratio.high:.3f} contains the bound {limit:.3f}"
+        return [f"the interval begins within the noise of the record ({noise:.1%})"]
+    reasons = [f"the interval {ratio.low:.3f} to {ratio.high:.3f} contains the bound {limit:.3f}"]
+    if len(runs) >= MIN_RUNS and (reach := math.exp(run_to_run(runs))) > limit:
+        reasons.append(
+            f"one more run like those of the record may take up to {reach:.3f} times as long, so that even "
+            f"the same time cannot be told to be within {limit:.3f}: allow more, or hold the time against "
+            "the reference (speed.min_speedup_vs_reference)"
+        )
+    return reasons
 
 
-def _told(status: Change, ratio: Ratio, limit: float, noise: float) -> str:
+def _told(status: Change, ratio: Ratio, limit: float, noise: float, record: str) -> str:
     words = {
         "regressed": f"regressed: takes {ratio} times as long as accepted, wholly beyond {limit:.3f}",
         "improved": f"improved: takes {ratio} times as long as accepted",
         "unchanged": f"no slowdown: takes {ratio} times as long as accepted, wholly within {limit:.3f}",
         "inconclusive": f"inconclusive: takes {ratio} times as long as accepted; {limit:.3f} is allowed",
     }
-    return f"{words[status]}; noise of the record {noise:.1%}"
+    return f"{words[status]}; {record}; its noise {noise:.1%}"

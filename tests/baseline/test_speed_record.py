@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from pytest_quantguard.baseline.speed_record import SpeedRecord, parse_speed_record
+from pytest_quantguard.baseline.speed_record import RecordedRun, SpeedRecord, parse_speed_record
 from pytest_quantguard.errors import BaselineError
 
 ROUNDS = [1.0, 1.1, 0.9, 1.0, 1.05]
 
 
-def record(**figures: Any) -> bytes:
-    cell = {"workload": "digest", "requests": 4, "figures": {"duration": ROUNDS, **figures}}
-    document = {"schema_version": 1, "recorded": "now", "fingerprint": {}, "cells": {"toy-1": cell}}
+def record(runs: int = 1, **figures: Any) -> bytes:
+    run = {"recorded": "now", "figures": {"duration": ROUNDS, **figures}}
+    cell = {"workload": "digest", "requests": 4, "runs": [run] * runs}
+    document = {"schema_version": 2, "fingerprint": {}, "cells": {"toy-1": cell}}
     return json.dumps(document).encode()
 
 
@@ -24,7 +25,8 @@ def parse(raw: bytes) -> SpeedRecord:
 
 
 def test_a_whole_record_is_read() -> None:
-    assert parse(record(request_goodput=[0.0, 0.0])).cells["toy-1"].figures["duration"] == ROUNDS
+    cell = parse(record(runs=3, request_goodput=[0.0, 0.0])).cells["toy-1"]
+    assert [run.figures["duration"] for run in cell.runs] == [ROUNDS] * 3
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,27 @@ def test_what_is_no_time_is_refused(figure: str, rounds: object) -> None:
         BaselineError, match=rf"not in this package's format: .*{figure}.*quantguard accept gate.yaml"
     ):
         parse(record(**{figure: rounds}))
+
+
+@pytest.mark.parametrize("runs", [0, 11])
+def test_a_cell_has_one_to_ten_runs(runs: int) -> None:
+    with pytest.raises(BaselineError, match=r"not in this package's format: cells\.toy-1\.runs"):
+        parse(record(runs=runs))
+
+
+def test_the_eleventh_run_takes_the_place_of_the_oldest() -> None:
+    cell = parse(record()).cells["toy-1"]
+    for number in range(11):
+        cell = cell.with_run(RecordedRun(recorded=str(number), figures={"duration": ROUNDS}))
+    assert [run.recorded for run in cell.runs] == [str(number) for number in range(1, 11)]
+
+
+def test_a_record_of_one_run_each_is_refused_with_the_command() -> None:
+    """The document as it was before records had runs."""
+    cell = {"workload": "digest", "requests": 4, "figures": {"duration": ROUNDS}}
+    old = {"schema_version": 1, "recorded": "now", "fingerprint": {}, "cells": {"toy-1": cell}}
+    with pytest.raises(
+        BaselineError,
+        match=r"The record has schema version 1; this pytest-quantguard reads 2\. Record it again: ",
+    ):
+        parse(json.dumps(old).encode())

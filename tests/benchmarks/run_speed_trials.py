@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.run_speed_trials OUTPUT.json [CLEAN_RUNS] [SLOW_RUNS] [SECONDS]
 
-Every clean run is held against the clean run before it (nothing changed); every slow run, in which the
-emulator pauses for 10 % of each step, against the clean run before it. The raw rounds go to OUTPUT.json, the
-table to standard output. Takes some minutes; after SECONDS it stops, and goes on when called again. The rules
-are those of the gate.
+Every clean run (nothing changed) and every slow run, in which the emulator pauses for 10 % of each step, is
+held against records of clean runs: of the one, the five and the ten before it, and of five and ten that are
+spread over the whole trial. The raw rounds go to OUTPUT.json, the table to standard output. Takes some
+minutes; after SECONDS it stops, and goes on when called again. The rules are those of the gate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,21 @@ from pytest_quantguard.measure.load.rounds import Load
 from pytest_quantguard.measure.load.workload import build_workload
 from pytest_quantguard.serving.launch import start
 from pytest_quantguard.serving.machine_state import Watch
-from pytest_quantguard.stats.speed import decide_slowdown, scatter
+from pytest_quantguard.stats.speed import decide_slowdown, run_spread, scatter
 
 MODEL = Path(__file__).parents[1] / "data" / "models" / "bf16-tiny"
 SCENARIO = DecodeHeavy(kind="decode_heavy", input_tokens=16, output_tokens=48, requests=24)
 LEVEL, ROUNDS, WARMUP = 8, 7, 5
 MAX_SLOWDOWN, MAX_SCATTER = 0.05, 0.10
 SLOW = "slow_step:share=0.1"
+LONGEST = 10
+"""Runs in the longest record; so many clean runs come before the first comparison."""
+STATUSES = ("regressed", "inconclusive", "unchanged", "improved")
+
+Run = dict[str, Any]
 
 
-def run(folder: Path, faults: list[str]) -> dict[str, Any]:
+def run(folder: Path, faults: list[str]) -> Run:
     """Start a server, warm up, time the rounds."""
     config = EmulatorServer(
         backend="emulator", model_path=str(MODEL), quantization="nvfp4", threads=1, faults=faults
@@ -64,10 +69,30 @@ def run(folder: Path, faults: list[str]) -> dict[str, Any]:
     }
 
 
-def verdict(record: dict[str, Any], now: dict[str, Any], *, conditions: bool) -> str:
+def before(clean: Sequence[Run], number: int, count: int) -> list[Run]:
+    """The clean runs before number `number`."""
+    return list(clean[number - count : number])
+
+
+def spread_out(clean: Sequence[Run], number: int, count: int) -> list[Run]:
+    """Clean runs other than `number`, evenly over the trial, as if added on different days."""
+    step = len(clean) / (count + 1)
+    return [clean[int(number + step * (i + 1)) % len(clean)] for i in range(count)]
+
+
+RECORDS = (
+    ("the run before", before, 1),
+    ("5 runs before", before, 5),
+    ("10 runs before", before, 10),
+    ("5 runs, spread", spread_out, 5),
+    ("10 runs, spread", spread_out, 10),
+)
+
+
+def verdict(record: Sequence[Run], now: Run, *, conditions: bool) -> str:
     """The gate's verdict, or what it would be without its conditions on scatter and disturbances."""
     found = decide_slowdown(
-        accepted=record["times"],
+        accepted=[one["times"] for one in record],
         measured=now["times"],
         max_slowdown=MAX_SLOWDOWN,
         max_scatter=MAX_SCATTER if conditions else 1e9,
@@ -76,37 +101,43 @@ def verdict(record: dict[str, Any], now: dict[str, Any], *, conditions: bool) ->
     return found.status
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """One row per kind of comparison."""
+def table(runs: dict[str, list[Run]]) -> list[str]:
+    """One row per kind of comparison, record and rules; the same runs are judged in all of them."""
     clean, slow = runs["clean"], runs["slow"]
-    pairs = {
-        "nothing changed": list(pairwise(clean)),
-        "10 % of each step": list(zip(clean, slow, strict=False)),
+    numbered = {
+        "nothing changed": list(enumerate(clean))[LONGEST:],
+        "10 % of each step": list(enumerate(slow, start=1))[LONGEST - 1 :],
     }
-    statuses = ("regressed", "inconclusive", "unchanged", "improved")
-    lines = [f"{'':<20}{'rules':<22}" + "".join(f"{status:>14}" for status in statuses)]
-    for name, compared in pairs.items():
-        for conditions in (True, False):
-            counts = Counter(verdict(*pair, conditions=conditions) for pair in compared)
-            rules = "the gate's" if conditions else "interval alone"
-            lines.append(f"{name:<20}{rules:<22}" + "".join(f"{counts[status]:>14}" for status in statuses))
+    lines = [f"{'':<20}{'record':<18}{'rules':<16}" + "".join(f"{status:>14}" for status in STATUSES)]
+    for name, compared in numbered.items():
+        for what, choose, count in RECORDS:
+            for conditions in (True, False):
+                counts = Counter(
+                    verdict(choose(clean, number, count), now, conditions=conditions)
+                    for number, now in compared
+                )
+                rules = "the gate's" if conditions else "interval alone"
+                cells = "".join(f"{counts[status]:>14}" for status in STATUSES)
+                lines.append(f"{name:<20}{what:<18}{rules:<16}{cells}")
     scatters = sorted(scatter(one["times"]) for one in (*clean, *slow))
+    disturbed = sum(bool(one["disturbances"]) for one in (*clean, *slow))
+    differ = run_spread([one["times"] for one in clean]) or 0.0
     lines.append(
         f"scatter of a run: median {scatters[len(scatters) // 2]:.1%}, largest {scatters[-1]:.1%}; "
-        f"disturbed: {sum(bool(one['disturbances']) for one in (*clean, *slow))} of {len(scatters)}"
+        f"disturbed: {disturbed} of {len(scatters)}; clean runs differ by {differ:.1%}"
     )
     return lines
 
 
-def main(output: Path, clean_runs: int = 51, slow_runs: int = 20, seconds: int = 3600) -> None:
+def main(output: Path, clean_runs: int = 60, slow_runs: int = 29, seconds: int = 3600) -> None:
     began = time.monotonic()
-    runs = json.loads(output.read_text()) if output.exists() else {"clean": [], "slow": []}
+    runs = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"clean": [], "slow": []}
     with tempfile.TemporaryDirectory() as folder:
         while len(runs["clean"]) < clean_runs and time.monotonic() - began < seconds:
             runs["clean"].append(run(Path(folder), []))
             if len(runs["slow"]) < slow_runs:
                 runs["slow"].append(run(Path(folder), [SLOW]))
-            output.write_text(json.dumps(runs))
+            output.write_text(json.dumps(runs), encoding="utf-8")
     print("\n".join(table(runs)))
 
 

@@ -1,50 +1,90 @@
 """How often the verdict against the accepted record is right, in simulated rounds.
 
-    python -m tests.benchmarks.simulate_speed_verdicts [RUNS]
+    python -m tests.benchmarks.simulate_speed_verdicts [COMPARISONS]
 
-Rounds scatter log-normally; each run as a whole is moved by a drift that no round of it can show.
+Rounds scatter log-normally; each run as a whole is moved by what no round of it can show: by a drift that is
+drawn anew for each run, or by the phase of a machine that stays in one of two states for some runs.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_quantguard.stats.speed import decide_slowdown
 
 ROUNDS, MAX_SLOWDOWN, MAX_SCATTER = 7, 0.05, 0.10
 STATUSES = ("regressed", "inconclusive", "unchanged", "improved")
-CONDITIONS = ((0.01, 0.0), (0.03, 0.0), (0.06, 0.0), (0.01, 0.02), (0.03, 0.02))
-"""Standard deviations of rounds, and of runs."""
+STAY = 0.85
+"""Probability that a machine with phases is in the same one for the next run."""
 
 
-def share_of_verdicts(noise: float, drift: float, factor: float, runs: int) -> dict[str, float]:
-    """Status -> share of `runs` in which the candidate takes `factor` times as long."""
+@dataclass(frozen=True)
+class Machine:
+    """scatter: standard deviation of rounds; drift: of runs. phase: how much longer the slow phase takes."""
+
+    scatter: float
+    drift: float = 0.0
+    phase: float = 0.0
+
+    def __str__(self) -> str:
+        between = (
+            f"phases of {self.phase:.0%}" if self.phase else f"{self.drift:.0%}" if self.drift else "none"
+        )
+        return f"{self.scatter:.0%} | {between}"
+
+    def runs(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Times of successive runs: (count, ROUNDS)."""
+        levels = rng.normal(0, self.drift, count)
+        if self.phase:
+            changes = rng.random(count) > STAY
+            changes[0] = rng.random() < 0.5
+            levels += np.log1p(self.phase) * (np.cumsum(changes) % 2)
+        return np.exp(levels[:, None] + rng.normal(0, self.scatter, (count, ROUNDS)))
+
+
+CONDITIONS = (
+    (Machine(0.01), (1, 5)),
+    (Machine(0.03), (1, 5)),
+    (Machine(0.06), (1, 5)),
+    (Machine(0.01, drift=0.02), (1, 3, 5, 10)),
+    (Machine(0.03, drift=0.02), (1, 3, 5, 10)),
+    (Machine(0.03, drift=0.07), (1, 3, 5, 10)),
+    (Machine(0.03, phase=0.2), (1, 5, 10)),
+)
+"""And the numbers of runs in the record."""
+
+
+def shares_of_verdicts(machine: Machine, recorded: int, factor: float, comparisons: int) -> dict[str, float]:
+    """Status -> share of `comparisons` in which the candidate takes `factor` times as long as before."""
     rng = np.random.default_rng(1)
     found: Counter[str] = Counter()
-    for _ in range(runs):
-        accepted, measured = (np.exp(rng.normal(0, noise, ROUNDS) + rng.normal(0, drift)) for _ in range(2))
+    for _ in range(comparisons):
+        *accepted, measured = machine.runs(recorded + 1, rng)
         found[
             decide_slowdown(
-                accepted=accepted.tolist(),
+                accepted=[run.tolist() for run in accepted],
                 measured=(factor * measured).tolist(),
                 max_slowdown=MAX_SLOWDOWN,
                 max_scatter=MAX_SCATTER,
             ).status
         ] += 1
-    return {status: found[status] / runs for status in STATUSES}
+    return {status: found[status] / comparisons for status in STATUSES}
 
 
-def main(runs: int = 600) -> None:
-    print("| rounds scatter | runs drift | time | " + " | ".join(STATUSES) + " |")
-    print("|---|---|---|" + "---|" * len(STATUSES))
-    for noise, drift in CONDITIONS:
-        for factor, what in ((1.0, "the same"), (1.1, "10 % more")):
-            shares = share_of_verdicts(noise, drift, factor, runs)
-            cells = " | ".join(f"{shares[status]:.1%}" for status in STATUSES)
-            print(f"| {noise:.0%} | {drift:.0%} | {what} | {cells} |", flush=True)
+def main(comparisons: int = 600) -> None:
+    print("| rounds scatter | runs differ | runs in the record | time | " + " | ".join(STATUSES) + " |")
+    print("|---|---|---|---|" + "---|" * len(STATUSES))
+    for machine, records in CONDITIONS:
+        for recorded in records:
+            for factor, what in ((1.0, "the same"), (1.1, "10 % more")):
+                shares = shares_of_verdicts(machine, recorded, factor, comparisons)
+                cells = " | ".join(f"{shares[status]:.1%}" for status in STATUSES)
+                print(f"| {machine} | {recorded} | {what} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

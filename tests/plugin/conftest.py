@@ -17,6 +17,7 @@ import pytest_quantguard.gate.hooks  # noqa: F401 - once here, not anew in every
 from pytest_quantguard.config_file import load_config
 from pytest_quantguard.gate.capture import record_baseline
 from pytest_quantguard.gate.trial import Trial, TrialOptions
+from tests.plugin.pacing import Paced
 from tests.plugin.toy_server import Toy, serve
 
 WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps a while".split()  # noqa: SIM905
@@ -111,3 +112,12 @@ def captured(project: Project, recorded: Path) -> Project:
     """A project with its baseline."""
     shutil.copytree(recorded, project.folder / "baseline")
     return project
+
+
+@pytest.fixture
+def paced(captured: Project, monkeypatch: pytest.MonkeyPatch) -> Paced:
+    """A project with its baseline, in whose speed checks the machine plays no part."""
+    paced = Paced(captured)
+    monkeypatch.setattr("pytest_quantguard.measure.load.rounds.run_round", paced.run_round)
+    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.crowding", [])
+    return paced

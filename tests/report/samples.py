@@ -145,6 +145,9 @@ def speed_checks(text: str) -> list[CheckResult]:
                 bound=1.1,
                 bound_side="max",
                 interval=(1.2, 1.3),
+                noise=0.045,
+                runs=5,
+                spread=0.0149,
                 sentence=f"25 % slower\n{text}",
             )
         ],

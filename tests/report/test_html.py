@@ -146,6 +146,7 @@ def test_speed_and_generation_are_shown_with_their_evidence() -> None:
     text = Page(render_html(full())).text
     for fact in ("2.500 [2.400, 2.600]", "the accepted record", "≤ 1.1", "25 % slower", "warm-up not steady"):
         assert fact in text
+    assert "4.5% (5 runs, by 1.5%)" in text
     for fact in ("reference's", "ended by length", "0.200 to 0.800", "1 + 1", "3 further answers changed"):
         assert fact in text
 
@@ -222,7 +223,7 @@ def test_a_browser_has_nothing_to_complain_of(tmp_path: Path) -> None:
     done = subprocess.run(
         ["chromium", *flags.split(), f"--user-data-dir={tmp_path / 'user'}", str(tmp_path / "report.html")],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
         check=True,
     )

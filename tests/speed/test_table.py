@@ -36,8 +36,8 @@ def check(
     return CheckResult(id=f"speed[decode_heavy-{level}]", kind="speed", outcome=outcome, speed=speed)
 
 
-def verdict(against: Any, status: Any, value: float | None) -> SpeedVerdict:
-    return SpeedVerdict(against=against, figure="duration", status=status, value=value, sentence="")
+def verdict(against: Any, status: Any, value: float | None, **record: Any) -> SpeedVerdict:
+    return SpeedVerdict(against=against, figure="duration", status=status, value=value, sentence="", **record)
 
 
 CHECKS = [
@@ -83,6 +83,14 @@ def test_columns_without_anything_are_left_out() -> None:
     assert "accepted" not in lines[1]
     assert "reference" not in lines[1]
     assert lines[1].split()[-1] == "scatter"
+
+
+def test_the_record_is_named_with_how_its_runs_differ() -> None:
+    known = [{}, {"runs": 1}, {"runs": 5, "spread": 0.0214}]
+    lines = speed_lines([check("1", verdict("accepted", "unchanged", 1.0, **one)) for one in known], 120)
+    assert lines[1].split()[2:6] == ["time", "accepted", "record", "out"]
+    middle = [line.partition("unchanged")[2].partition("12346")[0] for line in lines[2:5]]
+    assert [part.strip() for part in middle] == ["", "1 run", "5 runs, 2.1%"]
 
 
 def test_without_times_there_is_no_table() -> None:

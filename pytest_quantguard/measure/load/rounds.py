@@ -43,8 +43,8 @@ class Load:
 
     @property
     def comparison_figure(self) -> str:
-        """The time that is compared between runs: in an open loop the duration is that of the arrivals."""
-        return "duration" if self.workload.offsets is None else "mean_e2e_latency_ms"
+        """The time that is compared between runs."""
+        return self.workload.comparison_figure
 
     @property
     def times(self) -> list[float]:

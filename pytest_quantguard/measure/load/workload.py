@@ -40,6 +40,11 @@ class Workload:
     digest: str
 
     @property
+    def comparison_figure(self) -> str:
+        """The time that is compared between runs: in an open loop the duration is that of the arrivals."""
+        return "duration" if self.offsets is None else "mean_e2e_latency_ms"
+
+    @property
     def input_tokens(self) -> int:
         return sum(len(request.input_ids) for request in self.requests)
 
