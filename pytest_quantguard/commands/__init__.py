@@ -32,9 +32,12 @@ def print_json(value: Any) -> None:
 
 def tell(line: str) -> None:
     """Progress and remarks, on stderr so that stdout stays for results."""
+    from pytest_quantguard.paths import with_short_paths
     from pytest_quantguard.report.visible import visible_lines
+    from pytest_quantguard.report.wrapping import fitted, text_width
 
-    print(visible_lines(line), file=sys.stderr, flush=True)
+    text = visible_lines(with_short_paths(line))
+    print(fitted(text, text_width()) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def progress_lines() -> ThrottledLines:

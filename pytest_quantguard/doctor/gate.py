@@ -24,8 +24,8 @@ from pytest_quantguard.doctor.machine import (
 )
 from pytest_quantguard.doctor.program import examine_program
 from pytest_quantguard.errors import QuantguardError
-from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.paths import shown_path
 from pytest_quantguard.serving.attach import attach
 from pytest_quantguard.serving.command import LaunchedConfig
 from pytest_quantguard.serving.ports import HeldPort

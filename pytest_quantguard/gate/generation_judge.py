@@ -8,13 +8,14 @@ from pathlib import Path
 
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.generation import generation_config, measured_generation
-from pytest_quantguard.gate.message import WIDTH, describe_failure, labelled, number
+from pytest_quantguard.gate.message import describe_failure, labelled, number
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.gate.verdicts import detectable_change, require_judged, result_of
 from pytest_quantguard.generation.answer import GeneratedAnswer
 from pytest_quantguard.generation.figures import SHARES, AnswerPair, Figures, Sign, figures_of
 from pytest_quantguard.generation.metrics import EVERYTHING, GENERATION_METRICS
+from pytest_quantguard.report.wrapping import text_width
 from pytest_quantguard.results import CheckResult
 from pytest_quantguard.stats.decision import decide
 
@@ -130,7 +131,7 @@ def describe_pairs(pairs: Sequence[AnswerPair], metric: str) -> list[str]:
     for pair in shown:
         signs = [SIGN_WORDS[sign] for sign in SIGN_WORDS if sign in pair.signs]
         lengths = f"{pair.reference.completion_tokens} and {pair.candidate.completion_tokens} tokens"
-        lines.append(f"    prompt {pair.prompt.id}: {', '.join([*signs, lengths])}"[:WIDTH])
+        lines.append(f"    prompt {pair.prompt.id}: {', '.join([*signs, lengths])}"[: text_width()])
         lines += _text("asked", _end(pair.prompt.text or ""))
         lines += _text("accepted", ", ".join(pair.prompt.gold))
         lines += _text("reference", _answer(pair.reference))
@@ -178,5 +179,9 @@ def _end(text: str) -> str:
 def _text(label: str, text: str) -> list[str]:
     indent = " " * 6
     return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{indent}{label:<11}", subsequent_indent=" " * 17, break_on_hyphens=False
+        text,
+        text_width(),
+        initial_indent=f"{indent}{label:<11}",
+        subsequent_indent=" " * 17,
+        break_on_hyphens=False,
     )

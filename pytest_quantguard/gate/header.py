@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest_quantguard
 from pytest_quantguard.config import AttachServer, EmulatorServer, ServerConfig
-from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.summary import describe_candidate
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.visible import visible
 from pytest_quantguard.serving.fingerprint import cpu_model, read_gpus
 
@@ -18,10 +18,11 @@ def header_lines(trial: Trial) -> list[str]:
     config = trial.config
     lines = [
         f"quantguard {pytest_quantguard.__version__}: {config.name} ({shown_path(trial.config_path)})",
-        f"  candidate: {describe_candidate(trial).title}; device: {_device(config.candidate)}",
+        f"  candidate: {describe_candidate(trial).title}",
+        f"  device: {_device(config.candidate)}",
         f"  baseline: {shown_path(config.baseline)}",
     ]
-    return [visible(line) for line in lines]
+    return [visible(with_short_paths(line)) for line in lines]
 
 
 def _device(server: ServerConfig) -> str:

@@ -1,14 +1,14 @@
 """The text of a failed check: what was found, where it is worst, what it may be, and which key changes it.
 
-Written for a CI log of 80 columns.
+Written for a terminal, or a CI log of 80 columns.
 """
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_task
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import Metric
+from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.visible import part_of_character, visible
+from pytest_quantguard.report.wrapping import command_lines, text_width
 from pytest_quantguard.results import RELATIVE, CheckResult
 
-WIDTH = 78
 LABEL = 19
 CONTEXT_TOKENS = 12
 SHOWN_TOKENS = 3
@@ -45,7 +46,7 @@ class Position:
 
 def describe_failure(trial: Trial, result: CheckResult, headline: str, details: Sequence[str] = ()) -> str:
     """The whole message of a check that failed. details: further lines, already laid out."""
-    lines = [*textwrap.wrap(headline, WIDTH)]
+    lines = [*textwrap.wrap(headline, text_width())]
     if result.interval is not None:
         low, high = result.interval
         lines += labelled("95 % interval", f"{shown(result, low)} to {shown(result, high)}, by prompt")
@@ -74,11 +75,13 @@ def describe_place(trial: Trial) -> list[str]:
     """The server's command line, and where the files are."""
     server = trial.running_server()
     lines = []
-    if server is not None:
-        lines += [f"  {'server':<{LABEL}}{' '.join(server.command) if server.command else server.url}"]
-        if server.command:
-            lines += [f"  {'log':<{LABEL}}{shown_path(trial.server_log)}"]
-    return [*lines, f"  {'result':<{LABEL}}{shown_path(trial.options.output / 'result.json')}"]
+    if server is not None and server.command:
+        command = visible(with_short_paths(shlex.join(server.command)))
+        lines += command_lines(command, text_width(), before=f"  {'server':<{LABEL}}", indent=4)
+        lines += labelled("log", shown_path(trial.server_log))
+    elif server is not None:
+        lines += labelled("server", server.url)
+    return [*lines, *labelled("result", shown_path(trial.options.output / "result.json"))]
 
 
 def describe_key(trial: Trial, result: CheckResult) -> list[str]:
@@ -91,7 +94,7 @@ def describe_key(trial: Trial, result: CheckResult) -> list[str]:
         "validity": "validity",
     }
     key = keys.get(result.kind)
-    return labelled("bound", f"{key} in {trial.config_path}") if key else []
+    return labelled("bound", f"{key} in {shown_path(trial.config_path)}") if key else []
 
 
 def _generation_key(result: CheckResult) -> str:
@@ -154,7 +157,7 @@ def labelled(label: str, text: str) -> list[str]:
     """A label with text beside it, wrapped under itself."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        text_width(),
         initial_indent=f"  {label:<{LABEL}}",
         subsequent_indent=" " * (LABEL + 2),
         break_long_words=False,
@@ -184,14 +187,6 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def shown_path(path: object) -> str:
-    """Relative to the working folder where that is shorter."""
-    try:
-        return str(Path(str(path)).relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def _context(trial: Trial, prompt: PromptRecord, position: int) -> str:
     end = prompt.span_start + position
     tokens = [int(token) for token in prompt.token_ids[max(0, end - CONTEXT_TOKENS) : end]]
@@ -199,14 +194,22 @@ def _context(trial: Trial, prompt: PromptRecord, position: int) -> str:
 
 
 def _best_tokens(trial: Trial, cell: Cell, place: Position) -> str:
-    rows, told = cell.rows[place.prompt], []
+    rows, told = cell.rows[place.prompt], ""
     for rank in range(min(SHOWN_TOKENS, rows.width)):
         token = int(rows.token_ids[place.position, rank])
         text, probability = trial.text([token]), np.exp(rows.logprobs[place.position, rank])
-        told.append(f"{text!r}{part_of_character(text, token)} {probability:.3f}")
-    return ", ".join(told)
+        shown = f"{text!r}{part_of_character(text, token)} {probability:.3f}"
+        if told and len(told) + 2 + len(shown) > _room():
+            break
+        told = f"{told}, {shown}" if told else shown
+    return told
+
+
+def _room() -> int:
+    """Columns beside the label of a line about a position."""
+    return text_width() - 17
 
 
 def _shown(label: str, text: str) -> list[str]:
-    room = WIDTH - 17
+    room = _room()
     return [f"      {label:<11}{text if len(text) <= room else '...' + text[len(text) - room + 3 :]}"]

@@ -20,11 +20,11 @@ from pytest_quantguard.gate.details import details_of
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_summary import summarize_generation
 from pytest_quantguard.gate.machine import known_fingerprint
-from pytest_quantguard.gate.message import shown_path
 from pytest_quantguard.gate.revision import revision_of
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_position, by_task
 from pytest_quantguard.logprobs.divergence import Divergence
+from pytest_quantguard.paths import shown_path
 from pytest_quantguard.results import CellResult, ServerResult, TrialResult
 
 HIDDEN = "***"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from pytest_quantguard.paths import with_short_paths
 from pytest_quantguard.report.generation import generation_lines
 from pytest_quantguard.report.headline import failed_groups, label, verdict_line
 from pytest_quantguard.report.speed import speed_lines
@@ -191,7 +192,7 @@ def _wrapped(text: str, width: int, **markup: bool) -> list[Line]:
     return [
         Line(line, markup)
         for line in textwrap.wrap(
-            visible(text, longest=LONGEST_TEXT),
+            visible(with_short_paths(text), longest=LONGEST_TEXT),
             width,
             initial_indent="  ",
             subsequent_indent=" " * 13,

@@ -21,7 +21,7 @@ from pytest_quantguard.serving.answers import Capabilities
 from pytest_quantguard.serving.attach import attach, check_same_server
 from pytest_quantguard.serving.client import Client
 from pytest_quantguard.serving.command import OWN_KEYS, SECRET, Launch, LaunchedConfig, mask, plan_launch
-from pytest_quantguard.serving.log_reading import read_failure, tail
+from pytest_quantguard.serving.log_reading import COMMAND_MARK, read_failure, tail
 from pytest_quantguard.serving.ports import HeldPort, listener_of
 from pytest_quantguard.serving.process import ServerProcess
 from pytest_quantguard.serving.readiness import Progress, Startup, exit_text
@@ -232,7 +232,7 @@ def _new_log(path: Path, launch: Launch) -> None:
             older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
             if older.exists():
                 older.replace(path.with_name(f"{path.name}.{number}"))
-        path.write_text(f"$ {shlex.join(launch.shown_command)}\n", encoding="utf-8")
+        path.write_text(f"{COMMAND_MARK}{shlex.join(launch.shown_command)}\n", encoding="utf-8")
     except OSError as error:
         raise ServerStartError(
             f"The server's log cannot be written to {path}: {error.strerror or error}. Free space or "

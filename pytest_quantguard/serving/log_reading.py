@@ -17,6 +17,8 @@ OWN_POLLING = re.compile(r'"GET /health(_generate)? HTTP')
 """Access-log lines that our own waiting causes: they are no progress."""
 PORT_IN_USE = re.compile(r"(?:\('[^']*', (?P<port>\d+)[^)\n]*\)[^\n]*)?address already in use", re.IGNORECASE)
 ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", re.MULTILINE)
+COMMAND_MARK = "$ "
+"""Begins the first line of a log that we began: the command."""
 READ_LINES = 200
 """How many lines at the end of a log hold the cause of a failed start."""
 LONGEST_LINE = 2000
@@ -73,8 +75,11 @@ def plain(text: str) -> str:
 
 
 def tail(text: str, lines: int = 25, width: int = 300) -> str:
-    """The end of a log for a message: repeated progress bars dropped, long lines cut."""
+    """The end of a log for a message, which tells the command by itself: without the line of it and repeated
+    progress bars; long lines cut.
+    """
     kept = [line for line in plain(text).splitlines() if line.strip() and not OWN_POLLING.search(line)]
+    kept = kept[1:] if kept and kept[0].startswith(COMMAND_MARK) else kept
     return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in kept[-lines:])
 
 

@@ -78,12 +78,17 @@ def test_broken_scales_fail_everywhere(tiny: pytest.Pytester) -> None:
     (tiny.path / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     result = tiny.runpytest("--quantguard-config=gate.yaml", "-k", "accuracy and kl_mean")
     result.assert_outcomes(failed=4)
-    result.stdout.fnmatch_lines(
-        [
-            "  server * -m pytest_quantguard.emulator *--fault block_scale_roll*",
-            "  log                .quantguard/tiny/server.log",
-        ]
+    result.stdout.fnmatch_lines(["  log                .quantguard/tiny/server.log"])
+    lines = result.outlines
+    first = next(index for index, line in enumerate(lines) if line.startswith("  server  "))
+    last = next(index for index in range(first, len(lines)) if not lines[index].endswith(" \\"))
+    command = "\n".join(lines[first : last + 1]).strip().removeprefix("server")
+    printed = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
     )
+    log = (tiny.path / ".quantguard/tiny/server.log").read_text(encoding="utf-8").split("\n")[0]
+    assert " ".join(printed.stdout.split("\n")).strip() == log.removeprefix("$ "), "pasted, it is the command"
+    assert last > first
 
 
 def test_decode_fault_fails_decode_only_and_is_diagnosed(tiny: pytest.Pytester) -> None:

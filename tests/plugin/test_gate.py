@@ -68,7 +68,7 @@ def test_missing_baseline_fails_with_the_command(project: Project) -> None:
     result = project.run()
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["There is no recording at */baseline*quantguard capture*"])
+    result.stdout.fnmatch_lines(["There is no recording at baseline. Record one with: quantguard capture*"])
     result.stdout.fnmatch_lines(["  error      18 checks: could not run (There is no recording at *"])
     result.stdout.fnmatch_lines(["*1 error, 17 not run in *"])
     assert result.stdout.str().count("ERROR") == 3, "told once: the heading, the error, the summary"
@@ -243,9 +243,9 @@ def test_bound_below_the_noise_floor_is_refused(project: Project) -> None:
     project.capture()
     result = project.run("-k", "accuracy")
     result.assert_outcomes(errors=4)
-    result.stdout.fnmatch_lines(
-        ["*tighter than the reference's own noise floor*accuracy.kl_mean in gate.yaml."]
-    )
+    said = " ".join(result.stdout.str().split())
+    assert "tighter than the reference's own noise floor" in said
+    assert "accuracy.kl_mean in gate.yaml." in said
 
 
 def test_repeats_measure_the_candidates_own_jitter(captured: Project) -> None:
@@ -334,4 +334,6 @@ def test_interrupted_run_writes_a_partial_result(captured: Project) -> None:
 def test_unwritable_output_is_said(captured: Project) -> None:
     (captured.folder / ".quantguard").write_text("in the way", encoding="utf-8")
     result = captured.run()
-    result.stdout.fnmatch_lines(["The result could not be written to *--quantguard-output=DIR."])
+    said = " ".join(result.stdout.str().split())
+    assert "quantguard: The result could not be written to .quantguard/toy/result.json: " in said
+    assert "choose another folder with --quantguard-output=DIR." in said
