@@ -15,6 +15,8 @@ from typing import Any
 
 import requests
 
+from pytest_quantguard.serving.ports import HeldPort
+
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "models" / "bf16-tiny"
 START_SECONDS = 120
@@ -54,7 +56,7 @@ class Emulator:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now, for a server that is not to come so far as to use it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -70,13 +72,19 @@ def launch(log_path: Path, *arguments: str) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def emulator(log_path: Path, model: Path | str = TINY, *arguments: str) -> Iterator[Emulator]:
     """A ready emulator; it must end with status 0 on SIGTERM."""
-    port = free_port()
-    process = launch(log_path, "--model-path", str(model), "--port", str(port), "--threads", "1", *arguments)
-    session = requests.Session()
-    session.trust_env = False
-    running = Emulator(port, process, log_path, session)
+    with HeldPort(None) as held:
+        port = str(held.port)
+        process = launch(log_path, "--model-path", str(model), "--port", port, "--threads", "1", *arguments)
+        session = requests.Session()
+        session.trust_env = False
+        running = Emulator(held.port, process, log_path, session)
+        try:
+            wait_until_ready(running)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     try:
-        wait_until_ready(running)
         yield running
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, running.log

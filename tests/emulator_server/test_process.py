@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import requests
 
 from pytest_quantguard.emulator.launch import listen, run
 from pytest_quantguard.emulator.options import EmulatorOptions
+from pytest_quantguard.serving.ports import HeldPort
 
 from .processes import TINY, Emulator, free_port, launch
 
@@ -94,24 +96,22 @@ def test_the_model_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_starting_server_says_503_and_logs_its_progress(tmp_path: Path) -> None:
-    port = free_port()
-    process = launch(tmp_path / "log", "--model-path", str(TINY), "--port", str(port), "--threads", "1")
     session = requests.Session()
     session.trust_env = False  # no proxy
     seen: list[int] = []
-    try:
-        while 200 not in seen:
-            assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
-            try:
-                seen.append(session.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code)
-            except requests.ConnectionError:
-                continue
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        session.close()
-        process.kill()
-        process.wait()
+    with session, HeldPort(None) as held:
+        port = str(held.port)
+        process = launch(tmp_path / "log", "--model-path", str(TINY), "--port", port, "--threads", "1")
+        try:
+            while 200 not in seen:
+                assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
+                with contextlib.suppress(requests.ConnectionError):
+                    seen.append(session.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code)
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert set(seen) <= {200, 503}
     stages = [
@@ -154,5 +154,5 @@ def test_options_are_frozen() -> None:
 
 def test_answers_are_not_held_back_by_nagles_algorithm() -> None:
     """asyncio sets TCP_NODELAY on connections of a socket whose protocol is TCP, not where it is 0."""
-    with listen("127.0.0.1", free_port()) as listening:
+    with listen("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
