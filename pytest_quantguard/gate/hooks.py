@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import pytest
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
-from pytest_quantguard.gate.message import shown_path
+from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.annotations import workflow_commands
 from pytest_quantguard.report.headline import bound_text, figure
 from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.report.visible import visible
+from pytest_quantguard.report.wrapping import fitted, text_width
 from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
 
@@ -81,7 +82,7 @@ def _progress(config: pytest.Config) -> Callable[[str], None]:
             return
         with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
             terminal.ensure_newline()
-            terminal.write_line(f"quantguard: {visible(line)}")
+            terminal.write_line(_line(line))
 
     return ThrottledLines(write, seconds_between(verbosity, watched=sys.stdout.isatty()))
 
@@ -120,7 +121,8 @@ class GateHooks:
     def pytest_report_header(self) -> list[str]:
         """What each config puts on trial."""
         try:
-            return [line for trial in self.state.trials() for line in header_lines(trial)]
+            lines = [line for trial in self.state.trials() for line in header_lines(trial)]
+            return fitted("\n".join(lines), text_width()).split("\n")
         except ConfigError:
             return [f"quantguard: {', '.join(map(str, self.state.options.config_paths))}"]
 
@@ -193,10 +195,11 @@ class GateHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send what a check found along with pytest's report."""
-        report = yield
+        with _fitted_message(item, call):
+            report = yield
         crash = getattr(report.longrepr, "reprcrash", None)
         if isinstance(item, GateItem) and crash is not None:
-            crash.message = _in_short(item) or crash.message.removeprefix("Failed: ").split("\n", 1)[0]
+            crash.message = _in_short(item) or str(call.excinfo and call.excinfo.value).split("\n", 1)[0]
         if isinstance(item, Errand) and call.when == "call" and item.said:
             report.quantguard_said = item.said  # type: ignore[attr-defined]
         if isinstance(item, CheckItem) and (call.when == "call" or not report.passed):
@@ -257,9 +260,9 @@ class GateHooks:
             for command in workflow_commands(result):
                 terminalreporter.write_line(command)
         for remark in self.remarks:
-            terminalreporter.line(f"quantguard: {visible(remark)}", green=True)
+            terminalreporter.line(_line(remark), green=True)
         for problem in dict.fromkeys(self.state.problems):
-            terminalreporter.line(visible(problem), red=True)
+            terminalreporter.line(_line(problem), red=True)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -281,6 +284,26 @@ class GateHooks:
         published = getattr(node, "workeroutput", {}).get(PUBLISHED)
         if published is not None:
             self.state.merge(published)
+
+
+def _line(text: str) -> str:
+    """What we say between or after the tests, as wide as the terminal."""
+    return fitted(f"quantguard: {visible(with_short_paths(text))}", text_width())
+
+
+@contextmanager
+def _fitted_message(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Our messages are as wide as the terminal where pytest shows them, and unbroken everywhere else."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if not isinstance(item, GateItem) or not isinstance(error, pytest.fail.Exception) or error.pytrace:
+        yield
+        return
+    whole = error.msg
+    error.msg = fitted(whole or "", text_width())
+    try:
+        yield
+    finally:
+        error.msg = whole
 
 
 def _in_short(item: pytest.Item) -> str:

@@ -20,8 +20,10 @@ from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.speed import time_cell
 from pytest_quantguard.gate.speed_times import Prepared, prepare_cell
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.paths import with_short_paths
 from pytest_quantguard.report.headline import label
 from pytest_quantguard.report.visible import visible_lines
+from pytest_quantguard.report.wrapping import fitted, text_width
 from pytest_quantguard.results import NOT_RUN, CheckResult
 from pytest_quantguard.session import GateSession
 
@@ -89,7 +91,7 @@ class BrokenGate(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Never returns."""
-        raise self.CollectError(str(self.error))
+        raise self.CollectError(fitted(with_short_paths(str(self.error)), text_width()))
 
 
 class GateItem(pytest.Item):
@@ -239,7 +241,7 @@ def _told_plainly(item: GateItem) -> Iterator[None]:
         yield
     except QuantguardError as error:
         first = item.gate.trial.told(error, item.nodeid)
-        message = str(error)
+        message = with_short_paths(str(error))
         if first != item.nodeid:
             message = NOT_RUN + message.split("\n", 1)[0] + f"\n(told in full by {first})"
         raise pytest.fail.Exception(visible_lines(message), pytrace=False) from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from pytest_quantguard.gate.message import WIDTH, bullets, describe_place, labelled
+from pytest_quantguard.gate.message import bullets, describe_place, labelled
 from pytest_quantguard.gate.trial import Trial
+from pytest_quantguard.report.wrapping import text_width
 from pytest_quantguard.results import CheckResult, SpeedResult, SpeedVerdict
 
 NAMES = {"accepted": "accepted run", "bound": "bound", "reference": "reference", "errors": "errors"}
@@ -23,12 +24,12 @@ def describe_speed(trial: Trial, result: CheckResult, speed: SpeedResult) -> str
             "; ".join(verdict.sentence for verdict in speed.verdicts) or "reported only: nothing is bounded"
         )
     bad = [verdict for verdict in speed.verdicts if verdict.failed or verdict.status == "inconclusive"]
-    lines = textwrap.wrap(f"{speed.scenario} at {_level(speed)}: {_headline(bad)}.", WIDTH)
+    lines = textwrap.wrap(f"{speed.scenario} at {_level(speed)}: {_headline(bad)}.", text_width())
     lines += verdict_table(speed)
     for verdict in bad:
         lines += _details(verdict)
     if any(verdict.status == "inconclusive" for verdict in bad):
-        lines += textwrap.wrap(LIKELY, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(LIKELY, text_width(), initial_indent="  ", subsequent_indent="  ")
     lines += labelled("figures", _figures(speed))
     lines += labelled("rounds", _rounds(speed))
     lines += bullets("machine", [str(text) for text in speed.machine.get("disturbances", [])])
@@ -79,11 +80,15 @@ def _details(verdict: SpeedVerdict) -> list[str]:
     if "\n" in verdict.sentence:
         return [f"  {name}: {verdict.sentence}"]
     return [
-        *textwrap.wrap(f"{name}: {verdict.sentence}", WIDTH, initial_indent="  ", subsequent_indent="    "),
+        *textwrap.wrap(
+            f"{name}: {verdict.sentence}", text_width(), initial_indent="  ", subsequent_indent="    "
+        ),
         *(
             line
             for reason in verdict.reasons
-            for line in textwrap.wrap(reason, WIDTH, initial_indent="    - ", subsequent_indent="      ")
+            for line in textwrap.wrap(
+                reason, text_width(), initial_indent="    - ", subsequent_indent="      "
+            )
         ),
     ]
 
