@@ -31,17 +31,18 @@ class Written:
 
 
 def write_run(folder: Path, result: RunResult, environment: Mapping[str, str] = os.environ) -> Written:
-    """Write everything about a run that has just ended, and add to the job summary of GitHub Actions."""
+    """Write everything about a run that has just ended, and add to the job summary of GitHub Actions.
+
+    A run that was interrupted before its first check has nothing for the history.
+    """
     problems: list[str] = []
     _attempt(problems, lambda: write_result(folder, result))
     changes: Changes | None = None
-    try:
-        before = read_history(folder).before(result.name) if (folder / HISTORY_FILE).exists() else None
-        entry = entry_of(result, before)
-        append_entry(folder, entry)
-        changes = (entry.changed, entry.effect) if entry.changed else None
-    except QuantguardError as error:
-        problems.append(str(error))
+    if any(check.outcome != "skipped" for check in result.checks):
+        try:
+            changes = _add_to_history(folder, result)
+        except QuantguardError as error:
+            problems.append(str(error))
     report = _attempt(problems, lambda: write_report(folder / REPORT_FILE, result, changes))
     _attempt(problems, lambda: write_summary(folder / SUMMARY_FILE, result, changes))
     _attempt(problems, lambda: _append_step_summary(result, changes, environment))
@@ -75,6 +76,13 @@ def write_report(path: Path, result: RunResult, changes: Changes | None = None) 
 def write_summary(path: Path, result: RunResult, changes: Changes | None = None) -> Path:
     """The Markdown summary; raises `QuantguardError` where it cannot be written."""
     return write_whole(path, render_markdown(result, changes=changes).encode(), "The summary")
+
+
+def _add_to_history(folder: Path, result: RunResult) -> Changes | None:
+    before = read_history(folder).before(result.name) if (folder / HISTORY_FILE).exists() else None
+    entry = entry_of(result, before)
+    append_entry(folder, entry)
+    return (entry.changed, entry.effect) if entry.changed else None
 
 
 def _append_step_summary(result: RunResult, changes: Changes | None, environment: Mapping[str, str]) -> None:
