@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
+from pytest_quantguard.gate.termination import Termination
 from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.annotations import workflow_commands
 from pytest_quantguard.report.headline import bound_text, figure
@@ -56,6 +57,7 @@ def start_session(config: pytest.Config) -> None:
     state = GateSession(options, progress=_progress(config))
     config.stash[SESSION] = state
     config.pluginmanager.register(GateHooks(state), "quantguard-gates")
+    config.pluginmanager.register(Termination(), "quantguard-termination")
     _narrow_arguments(config, state)
 
 
@@ -277,6 +279,11 @@ class GateHooks:
         from pytest_quantguard.gate.distribution import GateScheduling
 
         return GateScheduling(config, log, [trial.config.name for trial in self.state.trials()])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Know what is to be checked, also where no worker lives to tell it at its end."""
+        self.state.expect(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
