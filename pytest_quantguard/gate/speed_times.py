@@ -145,7 +145,7 @@ def _load(trial: Trial, server: RunningServer, config: ServerConfig | None, name
         stall_timeout=speed.stall_timeout,
     )
     slo = speed.slo.limits if speed.slo is not None else {}
-    return Load(server.client, target, workload, workload.concurrency(level), slo)
+    return Load(server.client, target, workload, workload.concurrency(level), slo, trial.progress)
 
 
 def workload_of(trial: Trial, name: str) -> Workload:

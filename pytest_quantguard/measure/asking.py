@@ -16,6 +16,7 @@ import numpy as np
 from pytest_quantguard.baseline.recording import PromptRecord
 from pytest_quantguard.errors import InvalidAnswerError
 from pytest_quantguard.logprobs.arrays import Int32, TopLogprobs
+from pytest_quantguard.measure.waiting import Progress, awaited
 from pytest_quantguard.serving.answers import Answer, GenerateRequest
 
 
@@ -46,10 +47,12 @@ class Cost:
 
 
 class Asker:
-    """Sends batches to one client and adds up what they cost."""
+    """Sends batches to one client and adds up what they cost. progress: hears of requests that take long."""
 
-    def __init__(self, client: AnsweringClient, *, top_logprobs: int) -> None:
-        self._client = client
+    def __init__(
+        self, client: AnsweringClient, *, top_logprobs: int, progress: Progress | None = None
+    ) -> None:
+        self._client, self._progress = client, progress
         self.top_logprobs = top_logprobs
         self.cost = Cost()
 
@@ -65,7 +68,9 @@ class Asker:
         """
         start = time.perf_counter()
         try:
-            answers = self._client.generate(batch, top_logprobs=self.top_logprobs)
+            answers = awaited(
+                lambda: self._client.generate(batch, top_logprobs=self.top_logprobs), asked, self._progress
+            )
         except InvalidAnswerError as error:
             named = ", ".join(f"{number} = {name}" for number, name in enumerate(prompt_ids))
             raise InvalidAnswerError(f"{asked}: {error} (prompts of this batch: {named})") from error

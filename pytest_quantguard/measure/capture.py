@@ -23,11 +23,12 @@ from pytest_quantguard.config import (
     SuiteConfig,
 )
 from pytest_quantguard.errors import BaselineError, ConfigError
-from pytest_quantguard.measure.cells import CellMeasurement, Progress, measure_cell
+from pytest_quantguard.measure.cells import CellMeasurement, measure_cell
 from pytest_quantguard.measure.comparison import noise_floor
 from pytest_quantguard.measure.continuation import CapturingClient, continue_prompts
 from pytest_quantguard.measure.decode import choose_decode
 from pytest_quantguard.measure.identity import describe_environment, describe_model, describe_server
+from pytest_quantguard.measure.waiting import Progress
 from pytest_quantguard.prompts.suite import PromptSuite
 from pytest_quantguard.serving.answers import Capabilities
 

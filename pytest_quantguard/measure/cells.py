@@ -6,7 +6,7 @@ of `baseline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,9 +32,8 @@ from pytest_quantguard.measure.decode import (
     decode_resync,
     token_tuple,
 )
+from pytest_quantguard.measure.waiting import Progress
 from pytest_quantguard.serving.answers import GenerateRequest
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def measure_cell(
     require_positions(prompts)
     if key.phase == "decode" and decode is None:
         raise ValueError("a decode cell needs a DecodeChoice")
-    asker = Asker(client, top_logprobs=top_logprobs)
+    asker = Asker(client, top_logprobs=top_logprobs, progress=progress)
     batches = plan_batches(len(prompts), key.batch_size)
     spans: list[DecodedSpan] = []
     for number, batch in enumerate(batches, start=1):

@@ -13,7 +13,7 @@ import numpy as np
 from pytest_quantguard.baseline.recording import PromptRecord, plan_batches
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.measure.asking import AnsweringClient, Asker, shorten
-from pytest_quantguard.measure.cells import Progress
+from pytest_quantguard.measure.waiting import Progress
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.serving.answers import GenerateRequest
 
@@ -45,7 +45,7 @@ def continue_prompts(
         for prompt in prompts
     ]
     _require_room(prompts, tokens, score_tokens, context_length)
-    asker = Asker(client, top_logprobs=0)
+    asker = Asker(client, top_logprobs=0, progress=progress)
     continuations: list[tuple[int, ...]] = []
     batches = plan_batches(len(prompts), batch_size)
     for number, batch in enumerate(batches, start=1):

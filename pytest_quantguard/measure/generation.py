@@ -17,11 +17,10 @@ from typing import Any
 
 from pytest_quantguard.errors import InvalidAnswerError, QuantguardError, RequestRejectedError, ServerError
 from pytest_quantguard.generation.answer import Ending, GeneratedAnswer, Question, Route
+from pytest_quantguard.measure.waiting import BEAT_SECONDS, Progress, duration
 from pytest_quantguard.serving.answers import ChatRequest, GenerateRequest
 from pytest_quantguard.serving.client import Client
 from pytest_quantguard.serving.transport import NoAnswerInTimeError
-
-Progress = Callable[[str], None]
 
 GRACE_SECONDS = 15.0
 """How long after its deadline an ended request may take to come back; then its connection is closed, which
@@ -66,7 +65,7 @@ def answer_questions(
     asked = [question for question in questions if question.prompt.id not in found]
     tell = _ProgressLine(len(questions), len(found), progress)
     with _Workers(client, asked, asking) as workers:
-        for answer in workers.answers():
+        for answer in workers.answers(tell.waiting):
             keep(answer)
             found[answer.id] = answer
             tell(answer)
@@ -115,16 +114,24 @@ class _Workers:
             thread.join(GRACE_SECONDS if error is None else 1.0)
         self._control.close()
 
-    def answers(self) -> Iterator[GeneratedAnswer]:
-        """Each answer as it comes. Raises what a thread raised."""
+    def answers(self, waiting: Callable[[int, float], None]) -> Iterator[GeneratedAnswer]:
+        """Each answer as it comes. Raises what a thread raised.
+
+        waiting: hears, as long as none comes, how many are under way and how old the oldest request is.
+        """
         for _ in range(self._expected):
+            beat = time.monotonic() + BEAT_SECONDS
             while True:
                 self._end_late()
                 try:
                     done = self._done.get(timeout=TICK_SECONDS)
+                    break
                 except queue.Empty:
-                    continue
-                break
+                    now = time.monotonic()
+                if now >= beat:
+                    beat = now + BEAT_SECONDS
+                    starts = [flight.started for _, flight in self._under_way()]
+                    waiting(len(starts), now - min(starts, default=now))
             if isinstance(done, BaseException):
                 raise done
             yield done
@@ -268,6 +275,14 @@ class _ProgressLine:
         self._started = time.monotonic()
         self._count = self._tokens = self._cut = 0
 
+    def waiting(self, under_way: int, oldest: float) -> None:
+        """No answer has come for a while."""
+        if self._progress is not None:
+            self._progress(
+                f"generation: {self._known + self._count} of {self._total} answers, waiting for {under_way}, "
+                f"the oldest asked {duration(oldest)} ago"
+            )
+
     def __call__(self, answer: GeneratedAnswer) -> None:
         self._count += 1
         self._tokens += answer.completion_tokens
@@ -282,10 +297,3 @@ class _ProgressLine:
             f"generation: {self._known + self._count} of {self._total} answers{cut}, "
             f"{self._tokens / seconds:.0f} tokens/s, {ahead}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 40 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,8 @@ import pytest
 from pytest_quantguard.errors import InvalidAnswerError, RequestRejectedError, ServerDiedError
 from pytest_quantguard.generation.answer import GeneratedAnswer, Question
 from pytest_quantguard.measure import generation
-from pytest_quantguard.measure.generation import Asking, answer_questions, duration
+from pytest_quantguard.measure.generation import Asking, answer_questions
+from pytest_quantguard.measure.waiting import duration
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.serving.client import Client
 from tests.generation.scripted import Reply, Script
@@ -213,3 +214,23 @@ def test_strange_characters_arrive_as_they_are(client: Client, script: Script) -
 @pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (200, "3 min"), (9000, "2.5 h")])
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_long_wait_is_spoken_of(client: Client, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(generation, "TICK_SECONDS", 0.001)
+    heard, lines = threading.Event(), []
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        if "waiting for 2" in line:
+            heard.set()
+
+    def wait(_: str) -> None:
+        assert heard.wait(20)
+
+    script.reply = wait
+    answer_questions(
+        client, questions(2), Asking(concurrency=2), known={}, keep=lambda _: None, progress=progress
+    )
+    assert "generation: 0 of 2 answers, waiting for 2, the oldest asked 0 s ago" in lines

@@ -41,7 +41,7 @@ class Paced:
     rounds: int = 0
     cached_tokens: int = 0
 
-    def run_round(self, target: Target, workload: Workload, _: int) -> Round:
+    def run_round(self, target: Target, workload: Workload, *_: object, **__: object) -> Round:
         """In place of sending requests."""
         self.rounds += 1
         seconds = self.candidate if target.url == self.project.config["candidate"]["url"] else self.reference

@@ -250,3 +250,19 @@ def test_more_connections_than_file_descriptors(monkeypatch: pytest.MonkeyPatch)
         run_round(Target("http://127.0.0.1:1"), workload(), 500)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     require_descriptors(10**6)
+
+
+def test_a_long_round_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_quantguard.measure.load.generator.BEAT_SECONDS", 0.001)
+    lines: list[str] = []
+
+    async def after_a_line(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        while not lines:
+            await asyncio.sleep(0.001)
+        async for part in whole(body):
+            yield part
+
+    with serve(after_a_line) as server:
+        done = run_round(Target(server.url), workload(count=2), 2, progress=lines.append)
+    assert not done.errors
+    assert lines[0] == "test, 2 at a time: 0 of 2 answers in 0 s"

@@ -30,7 +30,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *durations: float | str) -> None:
     """Rounds of these seconds, in order; a text is a round whose request failed so."""
     left: Iterator[float | str] = iter(durations)
 
-    def run_round(*_: object) -> Round:
+    def run_round(*_: object, **__: object) -> Round:
         now = next(left)
         if isinstance(now, str):
             return Round((RequestTiming(0.0, (), 1.0, 2, 0, error=now),), 1.0)

@@ -22,6 +22,7 @@ import orjson
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.measure.load.stream import StreamError, StreamReader
 from pytest_quantguard.measure.load.workload import LoadRequest, Workload
+from pytest_quantguard.measure.waiting import BEAT_SECONDS, Progress, duration
 from pytest_quantguard.serving.transport import CONNECT_TIMEOUT, IDLE_SECONDS, error_text, is_loopback
 from pytest_quantguard.stats.figures import RequestTiming
 
@@ -58,15 +59,17 @@ class Round:
         return [timing.error for timing in self.timings if timing.error is not None]
 
 
-def run_round(target: Target, workload: Workload, concurrency: int) -> Round:
+def run_round(
+    target: Target, workload: Workload, concurrency: int, *, progress: Progress | None = None
+) -> Round:
     """Send every request of `workload`, at most `concurrency` at a time, and wait for all answers.
 
-    The garbage collector rests meanwhile. Raises ConfigError where the process may not open so many
-    connections.
+    The garbage collector rests meanwhile. progress: hears now and then how far a long round is. Raises
+    ConfigError where the process may not open so many connections.
     """
     require_descriptors(concurrency)
     with _no_collections():
-        return asyncio.run(_Load(target, workload, concurrency).run())
+        return asyncio.run(_Load(target, workload, concurrency, progress).run())
 
 
 def require_descriptors(concurrency: int) -> None:
@@ -97,8 +100,11 @@ async def _note_sent(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceRe
 class _Load:
     """One round while it runs."""
 
-    def __init__(self, target: Target, workload: Workload, concurrency: int) -> None:
+    def __init__(
+        self, target: Target, workload: Workload, concurrency: int, progress: Progress | None
+    ) -> None:
         self.target = target
+        self.progress = progress
         self.workload = workload
         self.concurrency = concurrency
         self.bodies = [_body(request) for request in workload.requests]
@@ -124,13 +130,26 @@ class _Load:
             trust_env=not is_loopback(self.target.url),
         ) as self.session:
             began = time.perf_counter()
+            beat = asyncio.create_task(self._beat(began))
             if self.workload.offsets is None:
                 numbers = iter(range(len(self.bodies)))
                 await asyncio.gather(*(self._work(numbers) for _ in range(self.concurrency)))
             else:
                 await self._arrive(began, self.workload.offsets)
+            beat.cancel()
         timings = tuple(timing for timing in self.timings if timing is not None)
         return Round(timings, max(timing.ended for timing in timings) - began)
+
+    async def _beat(self, began: float) -> None:
+        """Say how far the round is, between the answers: a line each BEAT_SECONDS costs them nothing."""
+        while self.progress is not None:
+            await asyncio.sleep(BEAT_SECONDS)
+            done = sum(timing is not None for timing in self.timings)
+            seconds = duration(time.perf_counter() - began)
+            self.progress(
+                f"{self.workload.scenario}, {self.concurrency} at a time: {done} of {len(self.bodies)} "
+                f"answers in {seconds}"
+            )
 
     async def _work(self, numbers: Iterator[int]) -> None:
         """One stream after another, as long as there are requests."""

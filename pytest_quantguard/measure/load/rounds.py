@@ -12,6 +12,7 @@ import numpy as np
 
 from pytest_quantguard.measure.load.generator import Round, Target, run_round
 from pytest_quantguard.measure.load.workload import Workload
+from pytest_quantguard.measure.waiting import Progress
 from pytest_quantguard.serving.client import Client
 from pytest_quantguard.stats.figures import round_figures
 from pytest_quantguard.stats.speed import scatter
@@ -26,7 +27,7 @@ class Load:
     """A workload at a server, ready to be sent any number of times.
 
     figures: name -> value of each round so far. errors: of each round. warmup: untimed rounds that were sent;
-    steady: whether the last two agreed.
+    steady: whether the last two agreed. progress: hears of rounds that take long.
     """
 
     client: Client
@@ -34,6 +35,7 @@ class Load:
     workload: Workload
     concurrency: int
     slo_ms: Mapping[str, float]
+    progress: Progress | None = None
     figures: dict[str, list[float]] = field(default_factory=dict)
     errors: list[int] = field(default_factory=list)
     error_examples: list[str] = field(default_factory=list)
@@ -96,7 +98,7 @@ class Load:
             self.figures.setdefault(name, []).append(value)
 
     def _send(self) -> Round:
-        return run_round(self.target, self.workload, self.concurrency)
+        return run_round(self.target, self.workload, self.concurrency, progress=self.progress)
 
     def _note_errors(self, sent: Round) -> None:
         self.errors.append(len(sent.errors))
