@@ -14,6 +14,7 @@ from pytest_quantguard.baseline.speed_record import (
     SpeedRecord,
     known_speed_record,
     parse_speed_record,
+    read_speed_record,
 )
 from pytest_quantguard.config_speed import Level
 from pytest_quantguard.errors import BaselineError, ConfigError
@@ -95,10 +96,14 @@ def added_times(trial: Trial) -> AcceptedTimes:
         _require_good(trial, cell, found, "added")
         if disturbed := doubts(found):
             raise BaselineError(
-                f"Not added: speed[{cell_name(*cell)}] was disturbed: {disturbed[0]}. Add runs of a calm "
-                "machine."
+                f"Not added: speed[{cell_name(*cell)}] was disturbed: {disturbed[0]}. Time on a calm machine."
             )
     record = record_of(trial)
+    if read_speed_record(trial.accepted_folder(), command=trial.accept_command) != record:
+        raise BaselineError(
+            "Not added: the accepted record was changed by somebody else while this run was timed. Add it "
+            f"again: {trial.add_times_command}"
+        )
     added: dict[str, RecordedCell] = {}
     full: list[str] = []
     for cell, found in timed.items():

@@ -189,6 +189,30 @@ def test_a_bad_run_is_not_added(
     assert record(accepted.project) == before
 
 
+def test_a_record_that_changed_meanwhile_is_not_overwritten(
+    accepted: Paced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = record(accepted.project)
+    other = old.model_copy(
+        update={
+            "cells": {CELL: old.cells[CELL].with_run(RecordedRun(recorded="", figures={"duration": [1.0]}))}
+        }
+    )
+
+    def crowding(_: object) -> list[str]:
+        """Asked for after the rounds and before anything is stored."""
+        write_speed_record(accepted_folder(accepted.project), other)
+        return []
+
+    monkeypatch.setattr("pytest_quantguard.serving.machine_state.MachineState.crowding", property(crowding))
+    result = accepted.project.run(ADD)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "Not added: the accepted record was changed by somebody else while this run was timed" in said(
+        result
+    )
+    assert record(accepted.project) == other
+
+
 def test_the_eleventh_run_replaces_the_oldest_and_accepting_starts_anew(accepted: Paced) -> None:
     project, old = accepted.project, record(accepted.project)
     runs = [RecordedRun(recorded=str(number), figures={"duration": [1.0] * 5}) for number in range(10)]
