@@ -15,10 +15,11 @@ import orjson
 from pydantic import Field, FiniteFloat, ValidationError
 
 from pytest_quantguard.errors import QuantguardError
+from pytest_quantguard.generation.metrics import GENERATION_METRICS
 from pytest_quantguard.logprobs.metrics import METRICS
 from pytest_quantguard.report.headline import cell_name, figure, first_cells, reason
 from pytest_quantguard.report.visible import visible
-from pytest_quantguard.results import Result, RunResult, to_json
+from pytest_quantguard.results import CheckResult, Result, RunResult, to_json
 
 HISTORY_FILE = "history.jsonl"
 HISTORY_VERSION: Literal[1] = 1
@@ -90,7 +91,7 @@ def entry_of(result: RunResult, before: HistoryEntry | None) -> HistoryEntry:
         reason=visible(reason(result), longest=300),
         seconds=result.seconds,
         figures=dict(_figures(result)),
-        units={check.id: check.unit for check in result.checks if check.kind == "speed" and check.unit},
+        units={check.id: check.unit for check in _outside_cells(result) if check.unit},
     )
     if before is None or not entry.figures:
         return entry
@@ -179,10 +180,8 @@ def what_it_did(before: HistoryEntry, now: HistoryEntry) -> str:
         old = before.figures[name]
         share = (value - old) / abs(old) if old else float(value != old)
         metric, _, cell = name.rstrip("]").partition("[")
-        unit = now.units.get(name)
-        where = "" if unit else f", {cell}"
-        text = f"{name if unit else metric} {figure(old)} -> {figure(value)} ({share:+.1%}{where})"
-        group = name if unit else metric
+        group, where = (metric, f", {cell}") if metric in METRICS else (name, "")
+        text = f"{group} {figure(old)} -> {figure(value)} ({share:+.1%}{where})"
         if abs(share) >= SAME and abs(share) > abs(moved.get(group, (0.0, ""))[0]):
             moved[group] = (share, text)
     parts = [text for _, text in moved.values()] or ["no figure moved"]
@@ -197,7 +196,10 @@ def short_commit(commit: str) -> str:
 
 def better(name: str) -> str | None:
     """Which direction of a figure is good; None where that is not known."""
-    metric = METRICS.get(name.partition("[")[0])
+    kind, _, rest = name.rstrip("]").partition("[")
+    if kind == "speed":
+        return "higher" if rest == "score" else "lower"
+    metric = METRICS.get(kind) or GENERATION_METRICS.get(rest.rpartition("-")[2])
     return metric.better if metric is not None else None
 
 
@@ -206,13 +208,14 @@ def _figures(result: RunResult) -> Iterator[tuple[str, float]]:
         for metric in METRICS_KEPT:
             if math.isfinite(cell.metrics.get(metric, math.nan)):
                 yield f"{metric}[{cell_name(cell)}]", cell.metrics[metric]
-    for check in result.checks:
-        if (
-            check.kind not in ("accuracy", "validity", "server", "self_consistency", "drift")
-            and check.value is not None
-            and math.isfinite(check.value)
-        ):
+    for check in _outside_cells(result):
+        if check.value is not None and math.isfinite(check.value):
             yield check.id, check.value
+
+
+def _outside_cells(result: RunResult) -> list[CheckResult]:
+    """Checks whose value is a figure of its own: of speed and of generated answers."""
+    return [check for check in result.checks if check.kind in ("speed", "generation")]
 
 
 def _entry(loaded: object) -> HistoryEntry:

@@ -16,6 +16,7 @@ from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.report.history import (
     HistoryEntry,
     append_entry,
+    better,
     entry_of,
     read_history,
     what_changed,
@@ -80,6 +81,33 @@ def test_the_log_says_what_changed_and_what_it_did() -> None:
     assert what_it_did(before, now) == (
         "did: passed -> failed; kl_mean 0.4000 -> 0.0300 (-92.5%, prefill-bs8); speed[a] 10 -> 8 (-20.0%)"
     )
+
+
+def test_every_check_outside_the_cells_is_a_figure_of_its_own() -> None:
+    """Also one whose unit nobody wrote down: only figures of cells are summed up by their metric."""
+    old = {"generation[score]": 0.9, "generation[qa-score]": 0.8, "speed[score]": 1.0, "speed[a-1]": 2.0}
+    new = {"generation[score]": 0.45, "generation[qa-score]": 0.6, "speed[score]": 1.5, "speed[a-1]": 1.0}
+    before = entry().model_copy(update={"figures": old})
+    assert what_it_did(before, entry(2).model_copy(update={"figures": new})) == (
+        "did: passed; generation[score] 0.9000 -> 0.4500 (-50.0%); generation[qa-score] 0.8000 -> 0.6000 "
+        "(-25.0%); speed[score] 1 -> 1.5 (+50.0%); speed[a-1] 2 -> 1 (-50.0%)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("kl_mean[prefill-bs8]", "lower"),
+        ("agreement[decode-bs1]", "higher"),
+        ("generation[relative_score]", "higher"),
+        ("generation[my-task-runaways]", "lower"),
+        ("speed[decode_heavy-max]", "lower"),
+        ("speed[score]", "higher"),
+        ("something[else]", None),
+    ],
+)
+def test_directions(name: str, direction: str | None) -> None:
+    assert better(name) == direction
 
 
 def test_figures_over_other_texts_are_not_compared() -> None:
