@@ -129,7 +129,7 @@ class SuiteConfig(Model):
 
     prompts: str = Field(default="builtin", description="'builtin' or the path of a JSONL file.")
     size: int = Field(default=32, ge=1, le=1_000_000, description="Number of built-in prompts.")
-    seed: int = Field(default=0, description="Of the built-in prompts.")
+    seed: int = Field(default=0, ge=0, description="Of the built-in prompts, and of those that are timed.")
     max_prompt_tokens: int = Field(default=512, ge=8, le=10_000_000, description="Longest built-in prompt.")
     mix: dict[str, float] | None = Field(default=None, description="Weight of each built-in task.")
     score_tokens: int = Field(

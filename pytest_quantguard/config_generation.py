@@ -87,7 +87,7 @@ class GenerationConfig(GenerationBounds):
         min_length=1,
         description="Which tasks. Default: all five built-in ones, or all that the file has.",
     )
-    seed: int = Field(default=0, description="Of built-in questions.")
+    seed: int = Field(default=0, ge=0, description="Of built-in questions.")
     route: Literal["native", "chat"] = Field(
         default="native",
         description="native: token ids to /generate, the template applied here; chat: messages to "

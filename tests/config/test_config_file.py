@@ -81,6 +81,8 @@ def test_unknown_key_names_the_nearest_the_place_and_what_is_allowed(write: Writ
     ("addition", "expected"),
     [
         ("suite: {batch_sizes: []}", "suite.batch_sizes: List should have at least 1 item"),
+        ("suite: {seed: -1}", "suite.seed is -1: should be greater than or equal to 0"),
+        ("generation: {seed: -1}", "generation.seed is -1: should be greater than or equal to 0"),
         ("suite: {batch_sizes: [8, -1]}", "suite.batch_sizes[1] is -1: should be greater than or equal to 1"),
         ("suite: {batch_sizes: [8, 0]}", "suite.batch_sizes[1] is 0: should be greater than or equal to 1"),
         ("suite: {batch_sizes: [8, 8]}", "suite.batch_sizes: the same entry is given twice"),
