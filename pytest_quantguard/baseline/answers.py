@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_quantguard.baseline.manifest import Arguments, Digest
-from pytest_quantguard.baseline.store import read_attachment, write_attachment
+from pytest_quantguard.baseline.store import first_problem, read_attachment, write_attachment
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.generation.answer import GeneratedAnswer, Route
 
@@ -86,6 +86,6 @@ def read_answers(path: Path, *, command: str) -> ReferenceAnswers:
         )
     except (ValueError, ValidationError) as error:
         raise BaselineError(
-            f"The reference's answers in {path} are not in this package's format: {error}. Record them anew "
-            f"with: {command}"
+            f"The reference's answers in {path} are not in this package's format: {first_problem(error)}. "
+            f"Record them anew with: {command}"
         ) from error

@@ -227,9 +227,16 @@ def parse_manifest(file: Path | str, raw: bytes) -> Manifest:
     try:
         return Manifest.model_validate(loaded)
     except ValidationError as error:
+        raise BaselineError(f"{file} is not a manifest: {first_problem(error)}. {_MEND}") from error
+
+
+def first_problem(error: Exception) -> str:
+    """What is wrong with stored data, in a line: of a long list the first."""
+    text = str(error)
+    if isinstance(error, ValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise BaselineError(f"{file} is not a manifest: {where}: {first['msg']}. {_MEND}") from error
+        text = f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']}"
+    return " ".join(text.split())[:300]
 
 
 def _explain_lfs(file: Path | str) -> str:
@@ -282,7 +289,7 @@ def _load_prompts(path: Path, raw: bytes) -> tuple[PromptRecord, ...]:
         )
     except (ValidationError, OverflowError) as error:
         raise BaselineError(
-            f"The prompts of {path} are not in this package's format: {error}. {_MEND}"
+            f"The prompts of {path} are not in this package's format: {first_problem(error)}. {_MEND}"
         ) from error
 
 
