@@ -5,16 +5,17 @@ JSON lines: who answered what, then an answer a line, with the token ids that we
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from pytest_quantguard.baseline.manifest import Arguments, Digest
 from pytest_quantguard.baseline.store import first_problem, read_attachment, write_attachment
 from pytest_quantguard.errors import BaselineError
-from pytest_quantguard.generation.answer import GeneratedAnswer, Route
+from pytest_quantguard.generation.answer import GeneratedAnswer, Route, TokenId
 
 ATTACHMENT = "generation"
 FORMAT_VERSION: Literal[1] = 1
@@ -38,7 +39,7 @@ class AnswersHeader(BaseModel):
     questions_digest: Digest
     settings: dict[str, Any]
     skipped: tuple[str, ...] = ()
-    noise: dict[str, dict[str, float]] = {}
+    noise: dict[str, dict[str, FiniteFloat]] = {}
 
 
 class ReferenceAnswer(BaseModel):
@@ -46,8 +47,17 @@ class ReferenceAnswer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    input_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
+    input_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
     answer: GeneratedAnswer
+
+    @model_validator(mode="after")
+    def _counted(self) -> ReferenceAnswer:
+        if self.input_ids is not None and len(self.input_ids) != self.answer.prompt_tokens:
+            raise ValueError(
+                f"{self.answer.id}: {len(self.input_ids)} ids were sent, prompt_tokens is "
+                f"{self.answer.prompt_tokens}"
+            )
+        return self
 
 
 class ReferenceAnswers(BaseModel):
@@ -57,6 +67,18 @@ class ReferenceAnswers(BaseModel):
 
     header: AnswersHeader
     answers: tuple[ReferenceAnswer, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReferenceAnswers:
+        times = Counter(stored.answer.id for stored in self.answers)
+        repeated = next((name for name, count in times.items() if count > 1), None)
+        if repeated is not None:
+            raise ValueError(f"{repeated} is answered twice")
+        sent = self.header.route == "native"
+        odd = next((one.answer.id for one in self.answers if (one.input_ids is not None) != sent), None)
+        if odd is not None:
+            raise ValueError(f"{odd}: route {self.header.route} {'has' if sent else 'has no'} input_ids")
+        return self
 
     @property
     def by_id(self) -> Mapping[str, ReferenceAnswer]:

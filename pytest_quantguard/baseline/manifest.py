@@ -18,6 +18,8 @@ from pytest_quantguard.config import Phase
 
 FORMAT_VERSION: Literal[1] = 1
 MASK = "***"
+MAX_FILE_BYTES = 1 << 34
+"""Files are read whole; no recording comes near this."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in hexadecimal digits."""
@@ -96,7 +98,7 @@ class FileRecord(_Record):
     """A data file beside the manifest."""
 
     sha256: Digest
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, le=MAX_FILE_BYTES)
 
 
 class Manifest(_Record):

@@ -251,7 +251,8 @@ def _read_file(path: Path, manifest: Manifest, name: str) -> bytes:
     file, record = path / name, manifest.files[name]
     try:
         with file.open("rb") as stream:
-            content = stream.read(record.size + 1)
+            present = os.fstat(stream.fileno()).st_size
+            content = stream.read(min(present, record.size + 1))  # what is announced may have no room
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -147,6 +147,7 @@ def _read_reference(trial: Trial, prompts: Sequence[Prompt]) -> ReferenceAnswers
     stored = read_answers(trial.baseline_folder(), command=command)
     settings = settings_of(generation_config(trial))
     if stored.header.questions_digest == digest_questions(prompts, settings):
+        _require_all(stored, prompts, f"{trial.config.baseline}", command)
         return stored
     before = stored.header.settings
     rows = [
@@ -161,6 +162,21 @@ def _read_reference(trial: Trial, prompts: Sequence[Prompt]) -> ReferenceAnswers
         f"The reference's generated answers in {trial.config.baseline} are to other questions:\n{table}\n"
         f"Record them anew with: {command}"
     )
+
+
+def _require_all(stored: ReferenceAnswers, prompts: Sequence[Prompt], where: str, command: str) -> None:
+    """Raise BaselineError where a prompt has no answer, or an answer no prompt: fewer would be judged."""
+    asked = {prompt.id for prompt in prompts}
+    known = {*stored.by_id, *stored.header.skipped}
+    for wrong, what in (
+        (asked - known, "lack an answer to"),
+        (known - asked, "hold an answer to an unknown"),
+    ):
+        if wrong:
+            raise BaselineError(
+                f"The reference's generated answers in {where} {what} prompt {min(wrong)}. "
+                f"Record them anew with: {command}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

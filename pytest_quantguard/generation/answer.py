@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,8 @@ from pytest_quantguard.prompts.prompt import Prompt
 Ending = Literal["stop", "length", "deadline"]
 """Why an answer ended: the model ended it, its token budget was used up, or its time."""
 Route = Literal["native", "chat"]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Question(NamedTuple):
@@ -40,10 +42,10 @@ class GeneratedAnswer(BaseModel):
 
     id: str
     text: str
-    output_ids: tuple[int, ...] | None = None
+    output_ids: tuple[TokenId, ...] | None = None
     ending: Ending
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: Count
+    completion_tokens: Count
     seconds: float = Field(ge=0, allow_inf_nan=False)
 
     @property

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 import pytest_quantguard.gate.hooks  # noqa: F401 - once here, not anew in every run inside this process
-from pytest_quantguard.baseline.answers import read_answers
+from pytest_quantguard.baseline.answers import ReferenceAnswer, read_answers, write_answers
 from pytest_quantguard.errors import BaselineError, ConfigError, QuantguardError, ServerDiedError
 from pytest_quantguard.results import read_result
 from tests.generation.gate import Project, make_project
@@ -155,6 +155,25 @@ def test_answers_to_other_questions_are_refused_with_a_table(captured: Project) 
     (captured.folder / "q.jsonl").write_text("\n".join(reversed(lines)) + "\n", encoding="utf-8")
     with pytest.raises(BaselineError, match=r"the prompts, their order or their gold answers differ"):
         captured.judge()
+
+
+def test_answers_that_are_not_all_there_are_refused(captured: Project) -> None:
+    """Fewer questions would be asked, and the gate would pass on what is left."""
+    baseline = captured.folder / "baseline"
+    stored = read_answers(baseline, command="x")
+    first, *rest = stored.answers
+    unknown = ReferenceAnswer(
+        input_ids=first.input_ids, answer=first.answer.model_copy(update={"id": "elsewhere"})
+    )
+    for answers, message in (
+        (rest, "lack an answer to prompt q0"),
+        ([], "lack an answer to prompt q0"),
+        ([unknown, first, *rest], "hold an answer to an unknown prompt elsewhere"),
+    ):
+        write_answers(baseline, stored.model_copy(update={"answers": tuple(answers)}))
+        with pytest.raises(BaselineError, match=rf"{message}.* Record them anew with: quantguard capture"):
+            captured.judge()
+    assert captured.candidate.asked == []
 
 
 def test_no_baseline_is_told_before_a_server_is_asked(project: Project) -> None:
