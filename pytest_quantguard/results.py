@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_quantguard.config import Decision, Phase
 from pytest_quantguard.errors import QuantguardError
+from pytest_quantguard.prompts.analysis import Composition
 
 SCHEMA_VERSION: Literal[1] = 1
 RESULT_FILE = "result.json"
@@ -359,6 +360,9 @@ class TrialResult(Result):
     cells: list[CellResult] = []
     details: Details = Details()
     generation: GenerationResult | None = None
+    prompts: Composition | None = Field(
+        default=None, description="What the suite is made of, as `quantguard analyze` tells it."
+    )
     diagnosis: list[str] = []
     notes: list[str] = []
 

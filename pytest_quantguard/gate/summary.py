@@ -20,6 +20,7 @@ from pytest_quantguard.gate.details import details_of
 from pytest_quantguard.gate.diagnose import diagnose_trial
 from pytest_quantguard.gate.generation_summary import summarize_generation
 from pytest_quantguard.gate.machine import known_fingerprint
+from pytest_quantguard.gate.prompt_set import describe_prompts
 from pytest_quantguard.gate.revision import revision_of
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.logprobs.buckets import by_position, by_task
@@ -49,6 +50,7 @@ def outline(trial: Trial) -> TrialResult:
 def summarize(trial: Trial) -> TrialResult:
     """Everything that is known so far; asks the server for texts of tokens only, and never fails."""
     cells, running = _cells(trial), trial.running_server()
+    prompts = describe_prompts(trial)
     notes = [
         *trial.notes,
         *(running.notes if running is not None else ()),
@@ -63,6 +65,7 @@ def summarize(trial: Trial) -> TrialResult:
         "cells": cells,
         "details": details_of(trial),
         "generation": summarize_generation(trial),
+        "prompts": prompts,
         "diagnosis": diagnosis,
         "notes": list(dict.fromkeys(notes)),
     }

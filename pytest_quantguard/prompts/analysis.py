@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -66,13 +66,13 @@ class GroupAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Analysis:
-    """What `analyze` found. Groups of duplicates hold prompt ids, the one to keep first.
+class Composition:
+    """What a prompt set is made of. Groups of duplicates hold prompt ids, the one to keep first.
 
     tokens_are: "counted" by a tokenizer, or "estimated". languages: share of prompts. length_histogram: share
-    of prompts whose length rounds down to that power of two. shared_prefix: share of all text that another
-    prompt begins with too. distinct_tokens: of the tokenizer if there is one, else words. vocabulary: share
-    of all words in each of VOCABULARY_BUCKETS hash buckets.
+    of prompts whose length rounds down to that power of two. near_duplicates: None where they were not looked
+    for. shared_prefix: share of all text that another prompt begins with too. distinct_tokens: of the
+    tokenizer if there is one, else words.
     """
 
     name: str
@@ -83,17 +83,30 @@ class Analysis:
     length_histogram: Mapping[int, float]
     low_meaning_ids: tuple[str, ...]
     exact_duplicates: tuple[tuple[str, ...], ...]
-    near_duplicates: tuple[tuple[str, ...], ...]
+    near_duplicates: tuple[tuple[str, ...], ...] | None
     shared_prefix: float
     distinct_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis(Composition):
+    """What `analyze` found: the composition, and by which words it is told from another set's.
+
+    vocabulary: share of all words in each of VOCABULARY_BUCKETS hash buckets.
+    """
+
     vocabulary: npt.NDArray[np.float64]
+
+    @property
+    def composition(self) -> Composition:
+        """Without what only a comparison needs."""
+        return Composition(**{field.name: getattr(self, field.name) for field in fields(Composition)})
 
     def to_json(self) -> dict[str, Any]:
         """A versioned object of plain values, without the vocabulary's buckets."""
-        fields = asdict(self)
-        del fields["vocabulary"]
-        fields["length_histogram"] = {str(length): share for length, share in self.length_histogram.items()}
-        return {"analysis_version": ANALYSIS_VERSION, **fields}
+        found = asdict(self.composition)
+        found["length_histogram"] = {str(length): share for length, share in self.length_histogram.items()}
+        return {"analysis_version": ANALYSIS_VERSION, **found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +129,26 @@ class MixDistance:
         return asdict(self)
 
 
-def analyze(prompts: Sequence[Prompt], *, name: str = "prompts", encode: Encode | None = None) -> Analysis:
+def analyze(
+    prompts: Sequence[Prompt],
+    *,
+    name: str = "prompts",
+    encode: Encode | None = None,
+    token_ids: Sequence[Sequence[int]] | None = None,
+    look_for_near_duplicates: bool = True,
+) -> Analysis:
     """Analyze prompts; those given as token ids alone count in lengths only.
 
-    encode: makes lengths exact; without it they are estimates. Raises QuantguardError without the `analysis`
-    extra, ValueError for no prompts.
+    encode, or token_ids of each prompt where they are known, makes lengths exact; without they are estimates.
+    Raises QuantguardError if near duplicates are looked for without the `analysis` extra, ValueError for no
+    prompts.
     """
     if not prompts:
         raise ValueError("there are no prompts to analyze")
     texts = [prompt.text or "" for prompt in prompts]
     measures = [measure_text(text) for text in texts]
-    lengths, distinct = _lengths(prompts, encode)
+    lengths, distinct = _lengths(prompts, encode, token_ids)
+    counted = encode is not None or token_ids is not None
     by_task: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_task.setdefault(prompt.task, []).append(index)
@@ -142,16 +164,16 @@ def analyze(prompts: Sequence[Prompt], *, name: str = "prompts", encode: Encode 
         name=name,
         total=_group(everything, measures, lengths, len(prompts)),
         tasks={task: _group(indices, measures, lengths, len(prompts)) for task, indices in by_task.items()},
-        tokens_are="counted" if encode else "estimated",
+        tokens_are="counted" if counted else "estimated",
         languages=_shares(measure.language for measure in measures),
         length_histogram=_shares(1 << max(0, int(length).bit_length() - 1) for length in sorted(lengths)),
         low_meaning_ids=tuple(
             prompt.id for prompt, measure in zip(prompts, measures, strict=True) if _is_flagged(measure)
         ),
         exact_duplicates=ids(exact_duplicate_groups(given)),
-        near_duplicates=ids(near_duplicate_groups(given)),
+        near_duplicates=ids(near_duplicate_groups(given)) if look_for_near_duplicates else None,
         shared_prefix=shared_prefix_share(given),
-        distinct_tokens=distinct if encode else len(words),
+        distinct_tokens=distinct if counted else len(words),
         vocabulary=_vocabulary(words),
     )
 
@@ -170,19 +192,17 @@ def distance(one: Analysis, other: Analysis) -> MixDistance:
     )
 
 
-def _lengths(prompts: Sequence[Prompt], encode: Encode | None) -> tuple[npt.NDArray[np.int64], int]:
+def _lengths(
+    prompts: Sequence[Prompt], encode: Encode | None, known: Sequence[Sequence[int]] | None
+) -> tuple[npt.NDArray[np.int64], int]:
     """(tokens of each prompt, number of distinct token ids)."""
     lengths, distinct = [], set[int]()
-    for prompt in prompts:
-        if prompt.token_ids is not None:
-            lengths.append(len(prompt.token_ids))
-            distinct.update(prompt.token_ids)
-        elif encode is not None:
+    for number, prompt in enumerate(prompts):
+        token_ids = known[number] if known is not None else prompt.token_ids
+        if token_ids is None and encode is not None:
             token_ids = encode(prompt.text or "")
-            lengths.append(len(token_ids))
-            distinct.update(token_ids)
-        else:
-            lengths.append(estimate_tokens(prompt.text or ""))
+        lengths.append(estimate_tokens(prompt.text or "") if token_ids is None else len(token_ids))
+        distinct.update(token_ids or ())
     return np.array(lengths, dtype=np.int64), len(distinct)
 
 

@@ -71,7 +71,9 @@ def _facts(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _groups(groups: Sequence[Sequence[str]]) -> str:
+def _groups(groups: Sequence[Sequence[str]] | None) -> str:
+    if groups is None:
+        return "not looked for"
     if not groups:
         return "none"
     extra = sum(len(group) - 1 for group in groups)

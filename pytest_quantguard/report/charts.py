@@ -14,6 +14,9 @@ WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 44
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "10 4", "1 4")
 MOST_TICKS = 5
+RADIUS = 4
+NAME_WIDTH, NAME_HEIGHT = 5.8, 9
+"""Of a character of a name beside a mark, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +125,69 @@ def scatter(title: str, description: str, marks: Sequence[Mark], *, labels: tupl
     drawn: list[Child] = [_axes(x_axis, y_axis, labels)]
     diagonal = f"M{LEFT} {HEIGHT - BOTTOM}L{WIDTH - RIGHT} {TOP}"
     drawn.append(tag("path", d=diagonal, class_="reference"))
-    for mark in marks:
-        x, y = x_axis.at(mark.x), y_axis.at(mark.y)
-        drawn.append(tag("circle", tag("title", mark.title), cx=x, cy=y, r=4, class_="mark"))
-        if mark.name:
-            to_left = x > WIDTH * 0.7
-            place = {"x": x - 7 if to_left else x + 7, "y": y + 4, "text_anchor": "end" if to_left else None}
-            drawn.append(tag("text", mark.name, class_="name", **place))
+    centres = [(x_axis.at(mark.x), y_axis.at(mark.y)) for mark in marks]
+    for mark, (x, y) in zip(marks, centres, strict=True):
+        drawn.append(tag("circle", tag("title", mark.title), cx=x, cy=y, r=RADIUS, class_="mark"))
+    for (x, y), name in _names_apart([mark.name for mark in marks], centres):
+        drawn.append(tag("text", name, x=x, y=y, class_="name"))
     return _figure(title, description, drawn, [], "equal in both")
+
+
+def _names_apart(
+    names: Sequence[str], centres: Sequence[tuple[float, float]]
+) -> list[tuple[tuple[float, float], str]]:
+    """Where each name begins, on its baseline: beside its own mark, on no other name, on as few marks as may
+    be. A name that finds no place is left out; it is in the title of its mark.
+    """
+    placed: list[tuple[_Box, str]] = []
+    for name, (x, y) in zip(names, centres, strict=True):
+        width = NAME_WIDTH * len(name)
+        starts = (
+            (x + 7, y + 4),
+            (x - 7 - width, y + 4),
+            (x + 4, y - 6),
+            (x + 4, y + 14),
+            (x - 4 - width, y - 6),
+            (x - 4 - width, y + 14),
+        )
+        boxes = [_Box(left, base - NAME_HEIGHT, left + width, base + 2) for left, base in starts]
+        free = [box for box in boxes if box.inside and not any(box.meets(other) for other, _ in placed)]
+        if name and free:
+            placed.append((min(free, key=lambda box: sum(box.covers(*centre) for centre in centres)), name))
+    return [((box.left, box.bottom - 2), name) for box, name in placed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A rectangle in pixels, y downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether it lies within the axes."""
+        return (
+            self.left > LEFT
+            and self.right < WIDTH - RIGHT
+            and self.top > TOP
+            and self.bottom < HEIGHT - BOTTOM
+        )
+
+    def meets(self, other: _Box) -> bool:
+        """Whether they have a point in common."""
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+    def covers(self, x: float, y: float) -> bool:
+        """Whether it lies over a mark."""
+        return self.meets(_Box(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS))
 
 
 def bars(
@@ -152,7 +210,7 @@ def bars(
         drawn.append(tag("text", text, x=at, y=height - BOTTOM + 17, text_anchor="middle"))
     for place, (name, values) in enumerate(rows):
         top = TOP + step * place
-        drawn.append(tag("text", name, x=90, y=top + step / 2, text_anchor="end"))
+        drawn.append(tag("text", name, x=90, y=top + thick * len(names) / 2 + 6, text_anchor="end"))
         for number, value in enumerate(values):
             at = top + thick * (number + 0.5) + 2
             line = f"M96 {at}H{axis.at(value)}"

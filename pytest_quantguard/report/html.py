@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
-from pytest_quantguard.report import html_accuracy, html_generation, html_runs, html_speed
+from pytest_quantguard.report import (
+    html_accuracy,
+    html_generation,
+    html_prompts,
+    html_runs,
+    html_speed,
+)
 from pytest_quantguard.report.headline import failed_groups, figure, headlines, reason, verdict_line
 from pytest_quantguard.report.markup import Child, Html, block, join, tag
 from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
@@ -33,6 +39,7 @@ def render_html(result: RunResult, *, changes: tuple[str, str] | None = None) ->
         ("worst", "Worst positions", html_accuracy.worst(result)),
         ("speed", "Speed", html_speed.speed(result)),
         ("generation", "Generation", html_generation.generation(result)),
+        ("prompts", "Prompts", html_prompts.prompts(result)),
         ("diagnosis", "Diagnosis and notes", html_runs.diagnosis(result)),
         ("environment", "Environment and config", html_runs.environment(result)),
         ("llama-cpp", "In the language of llama.cpp", html_accuracy.llama_cpp(result)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import PROMPTS, Project
 
 DRIFT: dict[str, Any] = {"kl_mean": {"max": 0.2}, "drift": {"kl_mean": {"max_increase": "5%"}}}
 
@@ -337,3 +338,24 @@ def test_unwritable_output_is_said(captured: Project) -> None:
     said = " ".join(result.stdout.str().split())
     assert "quantguard: The result could not be written to .quantguard/toy/result.json: " in said
     assert "choose another folder with --quantguard-output=DIR." in said
+
+
+def test_the_prompts_are_analyzed_for_the_report(captured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.run("-k", "prefill-bs1-kl_mean")
+    found = captured.result()["prompts"]
+    assert found["total"]["prompts"] == 8
+    assert found["tasks"]["toy"]["lengths"] == found["total"]["lengths"]
+    letters = sum(len(json.loads(line)["text"]) for line in PROMPTS.splitlines())
+    assert (found["tokens_are"], found["total"]["lengths"]["total"]) == ("counted", letters), "a token each"
+    page = (captured.folder / ".quantguard/toy/report.html").read_text(encoding="utf-8")
+    assert "<figcaption>Tokens of a prompt</figcaption>" in page
+
+    monkeypatch.setattr("pytest_quantguard.gate.prompt_set.find_spec", lambda _: None)
+    captured.run("-k", "prefill-bs1-kl_mean")
+    assert captured.result()["prompts"]["near_duplicates"] is None
+
+    monkeypatch.setattr("pytest_quantguard.gate.prompt_set.MOST_CHARACTERS", 10)
+    captured.run("-k", "prefill-bs1-kl_mean")
+    result = captured.result()
+    assert result["prompts"] is None
+    assert [note for note in result["notes"] if "too many to be analyzed with every run" in note]

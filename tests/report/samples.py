@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from pytest_quantguard.prompts.analysis import Composition, analyze
+from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.results import (
     RELATIVE,
     CheckResult,
@@ -214,6 +217,15 @@ def generation(text: str) -> GenerationResult:
     )
 
 
+def composition(text: str, **more: Any) -> Composition:
+    """Of two prompts of one task, with `text` for every name."""
+    prompts = [
+        Prompt(text, text, "a needle in the hay " * 20),
+        Prompt("other", text, "x9k2 7f3qz 81vv " * 20),
+    ]
+    return replace(analyze(prompts, name=text, look_for_near_duplicates=False).composition, **more)
+
+
 def full(text: str = "plain", **more: Any) -> RunResult:
     """A run of everything that failed, with `text` wherever a server, model or user can put one."""
     fields = {
@@ -222,6 +234,7 @@ def full(text: str = "plain", **more: Any) -> RunResult:
         "cells": cells(text),
         "details": details(text),
         "generation": generation(text),
+        "prompts": composition(text),
         "diagnosis": [f"look at the scales of {text}"],
         "notes": [text],
         "environment": {"pytest_quantguard": "0.1.0", "commit": "a" * 40, "fingerprint": {"gpu": text}},

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_quantguard.report import charts
 from pytest_quantguard.report.html import render_html
 from pytest_quantguard.report.html_accuracy import budget, llama_cpp
+from pytest_quantguard.report.html_prompts import composition_parts
 from pytest_quantguard.report.markup import Html, block, tag
+from pytest_quantguard.results import read_result, write_result
 from tests.report.samples import HOSTILE, full
 from tests.report.test_terminal import check, result
 
@@ -108,8 +114,8 @@ def test_readable_without_eyes(hostile: Page) -> None:
 def test_every_section_is_there(hostile: Page) -> None:
     found = [section["id"] for section in hostile.all("section")]
     assert " ".join(str(name) for name in found) == (
-        "verdict failures budget span distribution phases tasks worst speed generation diagnosis environment "
-        "llama-cpp checks"
+        "verdict failures budget span distribution phases tasks worst speed generation prompts diagnosis "
+        "environment llama-cpp checks"
     )
 
 
@@ -201,6 +207,55 @@ def test_charts_put_values_where_they_belong() -> None:
     linear = charts.Axis(0, 7, 100, 0)
     assert [linear.at(value) for value in (0, 3.5, 7)] == [100, 50, 0]
     assert [value for value, _ in linear.ticks()] == [0, 2, 4, 6]
+
+
+@given(
+    places=st.lists(
+        st.tuples(st.floats(1e-3, 10), st.floats(1e-3, 10), st.text("ab-0", max_size=24)),
+        min_size=1,
+        max_size=9,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_names_of_a_scatter_plot_lie_on_none_of_each_other(places: list[tuple[float, float, str]]) -> None:
+    marks = [charts.Mark(x, y, "t", name) for x, y, name in places]
+    page = Page(charts.scatter("a", "b", marks, labels=("x", "y")))
+    shown = re.findall(
+        r'<text x="([-\d.]+)" y="([-\d.]+)" class="name">([^<]*)',
+        charts.scatter("a", "b", marks, labels=("x", "y")),
+    )
+    boxes = [(float(x), float(x) + 5.5 * len(name), float(y) - 8, float(y)) for x, y, name in shown]
+    for one, other in combinations(boxes, 2):
+        apart = one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] or other[3] <= one[2]
+        assert apart, shown
+    assert all(box[0] >= charts.LEFT and box[1] <= charts.WIDTH for box in boxes), "within the axes"
+    assert len(page.all("circle")) == len(marks), "left out is a name, never a mark"
+
+
+def test_a_lone_mark_has_its_name_beside_it() -> None:
+    drawing = charts.scatter("a", "b", [charts.Mark(1, 1, "t", "mine")], labels=("x", "y"))
+    [(x, y)] = re.findall(r'<text x="([-\d.]+)" y="([-\d.]+)" class="name">mine', drawing)
+    [(cx, cy)] = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', drawing)
+    assert (float(x) - float(cx), float(y) - float(cy)) == pytest.approx((7, 4))
+
+
+def test_the_prompts_of_a_run_are_told_as_analyze_tells_them(tmp_path: Path) -> None:
+    write_result(tmp_path, full("niah"))
+    read = read_result(tmp_path)
+    assert read.prompts == full("niah").prompts, "what is read is what was written"
+    page = Page(render_html(read))
+    assert "2 prompts of 1 tasks, " in page.text
+    assert (
+        "Nobody looked for near duplicates: that needs pip install 'pytest-quantguard[analysis]'."
+        in page.text
+    )
+    assert read.prompts is not None
+    for _, _, part in composition_parts(read.prompts):
+        assert part in render_html(read)
+    found = replace(read.prompts, near_duplicates=(("niah", "other"),))
+    told = Page(render_html(read.model_copy(update={"prompts": found}))).text
+    assert "1 groups of near duplicates.niah, other" in told
+    assert "prompts" not in [one["id"] for one in Page(render_html(full(prompts=None))).all("section")]
 
 
 def test_markup_escapes_what_is_not_markup() -> None:
