@@ -61,7 +61,6 @@ FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting "
     "requests, the operation will not be performed.)\n"
 )
-HEALTH_SECONDS = 20.0
 
 
 class EmulatorServer:

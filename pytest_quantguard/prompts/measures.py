@@ -136,12 +136,8 @@ def measure_text(text: str) -> TextMeasures:
     )
 
 
-def language_of(text: str) -> str:
-    """ISO 639-1 code, the name of a script, or "none": by script, then by the function words that occur."""
-    return _language(Counter(text), tokenize_words(text))
-
-
 def _language(characters: Mapping[str, int], tokens: Sequence[str]) -> str:
+    """ISO 639-1 code, the name of a script, or "none": by script, then by the function words that occur."""
     letters = sum(count for character, count in characters.items() if character.isalpha())
     visible = sum(count for character, count in characters.items() if not character.isspace())
     if letters <= 0.3 * visible:

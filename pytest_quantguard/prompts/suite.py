@@ -22,7 +22,6 @@ from pytest_quantguard.prompts.builtin import builtin_prompts
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.prompts.scoring import check_gold
 
-MAX_LINE_BYTES = 64 << 20
 MAX_REPORTED_LINES = 10
 
 

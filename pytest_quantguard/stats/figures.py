@@ -23,7 +23,6 @@ LATENCIES = {
     "itl": "inter-token latency, one value per token after the first",
     "e2e_latency": "from sending a request to its last token",
 }
-SLO_LATENCIES = ("ttft", "tpot", "itl", "e2e_latency")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.prompts.analysis import analyze, distance
 from pytest_quantguard.prompts.analysis_text import format_analysis, printable
 from pytest_quantguard.prompts.builtin import builtin_prompts, task_prompts
-from pytest_quantguard.prompts.measures import language_of, measure_text
+from pytest_quantguard.prompts.measures import measure_text
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.prompts.tasks import TASKS
 from pytest_quantguard.prompts.words import WORDS
@@ -144,7 +144,7 @@ def test_compression_and_entropy() -> None:
     ],
 )
 def test_languages(text: str, language: str) -> None:
-    assert language_of(text) == language
+    assert measure_text(text).language == language
 
 
 @given(st.text(max_size=400))
