@@ -28,8 +28,7 @@ SHOWN_TOKENS = 3
 WORST_PROMPTS = 3
 SHOWN_TASKS = 10
 REST = tuple(
-    f"  {label}"
-    for label in ("by task", "diagnosis", "worst positions", "server", "log", "result", "bound")
+    f"  {label}" for label in ("by task", "diagnosis", "worst positions", "server", "log", "result", "bound")
 )
 """How the lines of a message begin that are not about the check's own figures."""
 SHOWN_ID = 60

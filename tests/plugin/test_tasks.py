@@ -18,7 +18,7 @@ def test_a_failure_ranks_the_tasks(project: Project) -> None:
         json.dumps({"id": f"p{i}", "task": task, "text": " ".join(WORDS[i : i + 5])})
         for i, task in enumerate(tasks)
     ]
-    (project.folder / "prompts.jsonl").write_text("\n".join(lines))
+    (project.folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     project.capture()
     project.candidate.noise = 0.8
     result = project.run("-k", "accuracy and prefill-bs4")
