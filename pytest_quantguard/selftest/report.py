@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pytest_quantguard.results import Kind
 from pytest_quantguard.selftest.results import FaultResult, KindStatus, SelftestResult
@@ -22,6 +23,8 @@ WORDS: dict[KindStatus, str] = {
     "not_measured": "-",
 }
 SHOWN_ALARMS = 3
+SHOWN_DIAGNOSIS = 140
+"""Characters of a diagnosis that stand in the text; the whole of it is in the Markdown and the JSON."""
 LEGEND = (
     "budget: bounds against BF16; self: self-consistency. refused: no usable answers left to judge; -: not "
     "measured any more, an absolute bound had caught it."
@@ -60,6 +63,11 @@ def _after(result: SelftestResult) -> list[str]:
         if faults:
             lines += ["", f"{title}:"]
             lines += [f"  {fault.specification} ({fault.severity}): {fault.advice}" for fault in faults]
+    shorten = partial(textwrap.shorten, width=SHOWN_DIAGNOSIS, placeholder=" ...")
+    diagnosed = [
+        f"  {fault.specification}: {shorten(fault.diagnosis[0])}" for fault in result.tried if fault.diagnosis
+    ]
+    lines += ["", "What the gate says of them:", *diagnosed] if diagnosed else []
     noted = [f"  {fault.specification}: {fault.note}" for fault in result.tried if fault.note]
     lines += ["", "Tried otherwise than by default:", *noted] if noted else []
     return [*lines, "", *summary_lines(result)]

@@ -155,6 +155,10 @@ def test_the_table(result: SelftestResult) -> None:
         "validity", "budget", "self", "drift"]  # fmt: skip
     assert row.split()[1:6] == ["catastrophic", "CAUGHT", "refused", "refused", "refused"]
     assert "false alarms: 0 in 3 clean runs" in text
+    said = fault(result, "nan_at_batch").diagnosis[0]
+    assert "decode from batch size 3 on" in said
+    (diagnosis,) = [line for line in lines if line.startswith("  nan_at_batch: ")]
+    assert said.startswith(diagnosis.removeprefix("  nan_at_batch: ").removesuffix(" ..."))
     assert lines[-1] == "tiny: selftest PASSED"
     assert (
         "4 of 6 prompts, 32 positions in each cell: prefill-bs1, prefill-bs3, decode-bs1, decode-bs3." in text
