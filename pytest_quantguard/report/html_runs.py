@@ -41,7 +41,7 @@ def environment(result: RunResult) -> Html:
         if manifest is not None:
             facts = {key: manifest.get(key) for key in ("name", "created", "package_version")}
             facts |= manifest.get("model", {})
-            parts += [tag("h3", title), _facts(facts), _folded("Its manifest", manifest)]
+            parts += [tag("h3", title), _facts(facts), _folded(f"Manifest of the {title.lower()}", manifest)]
     times = {"started": result.started, "finished": result.finished, "seconds": result.seconds}
     parts += [tag("h3", "Run"), _facts({**result.environment, **times, "config": result.config_path})]
     parts.append(_folded("The config, complete", result.config))
@@ -89,5 +89,5 @@ def checks(result: RunResult) -> Html | None:
             )
         )
     heads = [tag("th", name, scope="col") for name in ("check", "outcome", "value", "bound", "grounds")]
-    table = scrolled("All checks", tag("thead", tag("tr", heads)), tag("tbody", rows))
+    table = scrolled("Every check", tag("thead", tag("tr", heads)), tag("tbody", rows))
     return tag("details", tag("summary", f"{len(result.checks)} checks"), table, class_="paper")

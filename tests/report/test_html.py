@@ -38,12 +38,14 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.said: list[str] = []
+        self.first_texts: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((name, dict(attributes)))
+        self.first_texts.append("")
         assert len(attributes) == len(dict(attributes)), f"an attribute twice in {name}"
         if name not in VOID:
             self.open.append(name)
@@ -54,6 +56,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.said.append(data)
+            if self.elements:  # None before the document type.
+                self.first_texts[-1] = self.first_texts[-1] or data
 
     @property
     def text(self) -> str:
@@ -106,6 +110,14 @@ def test_readable_without_eyes(hostile: Page) -> None:
     regions = [one for one in hostile.all("div") + hostile.all("pre") if one.get("role") == "region"]
     assert regions
     assert all(one["tabindex"] == "0" and one["aria-label"] for one in regions)
+    headings = {
+        attributes["id"]: text
+        for (name, attributes), text in zip(hostile.elements, hostile.first_texts, strict=True)
+        if name == "h2"
+    }
+    names = [headings[str(one["aria-labelledby"])] for one in hostile.all("section")]
+    names += [str(one["aria-label"]) for one in regions]
+    assert len(names) == len(set(names)), "a reader who jumps between them can tell them apart"
     levels = [int(name[1]) for name, _ in hostile.elements if name in ("h1", "h2", "h3")]
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
