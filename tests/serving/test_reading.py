@@ -125,6 +125,49 @@ def test_fewer_logprobs_than_asked_are_taken_as_they_came() -> None:
     assert answer.prompt.width == 5
 
 
+def test_more_logprobs_than_asked_are_refused() -> None:
+    with pytest.raises(InvalidAnswerError, match="asked for 4 top log-probabilities, got 5 a position"):
+        read(sample("gen_ids_lp_start0_top5"), top_logprobs=4)
+
+
+def test_one_logprob_is_enough() -> None:
+    recorded = copy.deepcopy(sample("gen_ids_lp_start5_top5"))
+    meta = recorded["response"]["meta_info"]
+    for side in ("input", "output"):
+        meta[f"{side}_top_logprobs"] = [row and row[:1] for row in meta[f"{side}_top_logprobs"]]
+    (answer,) = read(recorded, top_logprobs=1)
+    assert answer.prompt is not None
+    assert answer.prompt.width == 1
+
+
+def test_without_output_ids_the_logprobs_name_the_tokens() -> None:
+    recorded = copy.deepcopy(sample("gen_ids_lp_start5_top5"))
+    ids = tuple(recorded["response"].pop("output_ids"))
+    (answer,) = read(recorded)
+    assert answer.output_ids == ids
+
+
+@pytest.mark.parametrize("ids", ["7042", {"0": 7042}, [7042.5], [None]])
+def test_output_ids_that_are_none_are_refused(ids: Any) -> None:
+    recorded = copy.deepcopy(sample("batch_one"))
+    recorded["response"][0]["output_ids"] = ids
+    with pytest.raises(InvalidAnswerError, match="output_ids is not a list of token ids"):
+        read(recorded)
+
+
+def test_of_an_answer_that_we_ended_what_there_was_is_kept() -> None:
+    """Only a request with an id of its own can be aborted by us."""
+    request = GenerateRequest((1, 2, 3), max_new_tokens=9, rid="r")
+    meta = {"finish_reason": {"type": "abort"}, "prompt_tokens": 3, "cached_tokens": 2}
+    begun = {"text": "so far", "output_ids": [5, 6], "meta_info": meta}
+    (answer,) = read_answers([begun], [request], top_logprobs=0, vocab_size=VOCAB_SIZE)
+    assert (answer.text, answer.output_ids, answer.finish_reason) == ("so far", (5, 6), "abort")
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (3, 2, 2)
+    unbegun = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}}
+    (answer,) = read_answers([unbegun], [request], top_logprobs=0, vocab_size=VOCAB_SIZE)
+    assert (answer.text, answer.output_ids, answer.prompt_tokens) == ("", (), 0)
+
+
 def damaged(change: str) -> tuple[dict[str, Any], int]:
     recorded = copy.deepcopy(sample("gen_ids_lp_start5_top5"))
     meta = recorded["response"]["meta_info"]
