@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from pytest_quantguard.config_base import MOST_VALUES, Count, Seconds, Seed, require_room
 from pytest_quantguard.config_base import Bound as Bound
 from pytest_quantguard.config_base import Decision as Decision
 from pytest_quantguard.config_base import Increase as Increase
@@ -52,11 +53,11 @@ class LaunchedServer(Model):
     )
     cwd: Path | None = Field(default=None, description="Working folder of the server.")
     port: int | None = Field(default=None, ge=1, le=65535, description="Default: a free one.")
-    startup_timeout: float = Field(default=900, gt=0, description="Seconds without progress in the log.")
-    startup_hard_limit: float | None = Field(
-        default=None, gt=0, description="Seconds; default 4 x startup_timeout."
+    startup_timeout: Seconds = Field(default=900, description="Seconds without progress in the log.")
+    startup_hard_limit: Seconds | None = Field(
+        default=None, description="Seconds; default 4 x startup_timeout."
     )
-    request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
+    request_timeout: Seconds = Field(default=600, description="Seconds per request.")
     api_key: str | None = Field(default=None, description="Never shown; write ${NAME} here.")
 
 
@@ -86,7 +87,7 @@ class EmulatorServer(LaunchedServer):
     faults: list[str] = Field(
         default_factory=list, description="Defects to switch on: name or name:key=value,..."
     )
-    threads: int | None = Field(default=None, ge=1, description="Default: all cores.")
+    threads: int | None = Field(default=None, ge=1, le=4096, description="Default: all cores.")
 
 
 class AttachExpectation(Model):
@@ -107,8 +108,8 @@ class AttachServer(Model):
     expect: AttachExpectation = Field(
         default=AttachExpectation(), description="A server that says something else is refused."
     )
-    request_timeout: float = Field(default=600, gt=0, description="Seconds per request.")
-    startup_timeout: float = Field(default=60, gt=0, description="Seconds to wait for the server to answer.")
+    request_timeout: Seconds = Field(default=600, description="Seconds per request.")
+    startup_timeout: Seconds = Field(default=60, description="Seconds to wait for the server to answer.")
 
     @field_validator("url")
     @classmethod
@@ -128,15 +129,17 @@ class SuiteConfig(Model):
     """Which prompts are asked and what is scored."""
 
     prompts: str = Field(default="builtin", description="'builtin' or the path of a JSONL file.")
-    size: int = Field(default=32, ge=1, le=1_000_000, description="Number of built-in prompts.")
-    seed: int = Field(default=0, ge=0, description="Of the built-in prompts, and of those that are timed.")
+    size: Count = Field(default=32, description="Number of built-in prompts.")
+    seed: Seed = Field(default=0, description="Of the built-in prompts, and of those that are timed.")
     max_prompt_tokens: int = Field(default=512, ge=8, le=10_000_000, description="Longest built-in prompt.")
     mix: dict[str, float] | None = Field(default=None, description="Weight of each built-in task.")
-    score_tokens: int = Field(
-        default=128, ge=1, description="Positions that are compared, at the end of each text."
+    score_tokens: Count = Field(
+        default=128, description="Positions that are compared, at the end of each text."
     )
-    top_logprobs: int = Field(default=256, ge=2, description="How many tokens of each position.")
-    batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(
+    top_logprobs: int = Field(
+        default=256, ge=2, le=1_000_000, description="How many tokens of each position."
+    )
+    batch_sizes: list[Count] = Field(
         default=[1, 3, 8, 32], min_length=1, description="Prompts in one request."
     )
     phases: list[Phase] = Field(default=["prefill", "decode"], min_length=1, description="What is measured.")
@@ -144,7 +147,9 @@ class SuiteConfig(Model):
         default="auto",
         description="How the candidate is kept on the reference's text; auto: the best it offers.",
     )
-    repeats: int = Field(default=3, ge=1, description="Captures of each batch size, for the noise floor.")
+    repeats: int = Field(
+        default=3, ge=1, le=1000, description="Captures of each batch size, for the noise floor."
+    )
 
     @field_validator("batch_sizes", "phases")
     @classmethod
@@ -152,6 +157,20 @@ class SuiteConfig(Model):
         if len(set(value)) != len(value):
             raise ValueError("the same entry is given twice")
         return value
+
+    @model_validator(mode="after")
+    def _fits_in_memory(self) -> SuiteConfig:
+        if self.prompts != "builtin":
+            return self  # How many there are, and how long, is known once the file is read.
+        require_room(self.size * self.max_prompt_tokens, "size x max_prompt_tokens")
+        cells = len(self.phases) * len(self.batch_sizes) * self.repeats
+        values = self.size * self.score_tokens * self.top_logprobs * cells
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"size x score_tokens x top_logprobs x phases x batch_sizes x repeats is {values:,} "
+                f"log-probabilities; at most {MOST_VALUES:,} can be held in memory"
+            )
+        return self
 
 
 class DriftBound(Model):
@@ -203,7 +222,7 @@ class AccuracyOverride(MetricBounds):
     """Other bounds for some cells; where several match, the last one wins."""
 
     phase: Phase | None = Field(default=None, description="Default: every phase.")
-    batch_size: int | None = Field(default=None, ge=1, description="Default: every batch size.")
+    batch_size: Count | None = Field(default=None, description="Default: every batch size.")
 
 
 class DivergenceBounds(MetricBounds):
@@ -331,9 +350,11 @@ class SelftestConfig(Model):
         default=["catastrophic"],
         description="Faults or severities (catastrophic, clear, subtle) that must not be missed.",
     )
-    clean_runs: int = Field(default=3, ge=1, description="Runs without a fault; an alarm in one is false.")
-    prompts: int = Field(default=8, ge=1, description="How many of the suite's prompts are asked.")
-    score_tokens: int = Field(default=16, ge=1, description="How many positions of each span are scored.")
+    clean_runs: int = Field(
+        default=3, ge=1, le=1000, description="Runs without a fault; an alarm in one is false."
+    )
+    prompts: Count = Field(default=8, description="How many of the suite's prompts are asked.")
+    score_tokens: Count = Field(default=16, description="How many positions of each span are scored.")
 
 
 class GateConfig(Model):

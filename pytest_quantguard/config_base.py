@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -11,6 +11,25 @@ from pydantic_core import CoreSchema
 
 Decision = Literal["point", "proven_bad", "proven_good"]
 """Broken when: the value is beyond it; its interval is wholly beyond; its interval is not wholly within."""
+
+
+MOST_TOKENS = 50_000_000
+"""Of all prompts of a suite, a task or a scenario together; they are held in memory, 50 bytes each."""
+MOST_VALUES = 1_000_000_000
+"""Log-probabilities of a capture; they are held in memory, 8 bytes each."""
+
+Seconds = Annotated[float, Field(gt=0, le=2_592_000, allow_inf_nan=False)]
+"""Up to 30 days: what is longer is longer than a socket can wait."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+def require_room(tokens: int, what: str) -> None:
+    """Raise ValueError for more prompt tokens than can be held. what: the keys whose product it is."""
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"{what} is {tokens:,} tokens; at most {MOST_TOKENS:,} can be held in memory")
 
 
 class Model(BaseModel):

@@ -45,6 +45,7 @@ PLAIN_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 LARGEST_INTEGER = 2**63 - 1
 UNUSABLE = re.compile("[\0\ud800-\udfff]")
 MOST_NODES = 100_000
+MOST_LEVELS = 50
 
 
 def load_config(path: Path) -> GateConfig:
@@ -165,6 +166,8 @@ class _YamlReader:
             self.problems.append(f"{self._at(mark)}: not valid YAML: {what}.{hint}")
         except yaml.YAMLError as error:
             self.problems.append(f"{self._shown}: not valid YAML: {error}.")
+        except RecursionError:  # of the YAML library, before `_build` counts
+            self.problems.append(f"{self._shown}: values are nested too deeply.")
         finally:
             self._loader.dispose()
         return {}
@@ -179,6 +182,8 @@ class _YamlReader:
             raise yaml.MarkedYAMLError(
                 problem="an alias contains itself or repeats too much", problem_mark=node.start_mark
             )
+        if len(above) > MOST_LEVELS:
+            raise yaml.MarkedYAMLError(problem="values are nested too deeply", problem_mark=node.start_mark)
         self.places.setdefault(path, self._at(node.start_mark))
         if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_COLLECTIONS:
             raise yaml.MarkedYAMLError(
@@ -394,7 +399,7 @@ def _real_path(location: Sequence[str | int], data: object) -> tuple[KeyPath, ob
         if isinstance(data, dict):
             if part in data:
                 data = data[part]
-            elif not last:
+            elif not last or part in (data.get("kind"), data.get("backend")):
                 continue
             else:
                 data = None

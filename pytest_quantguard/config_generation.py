@@ -8,7 +8,16 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pytest_quantguard.config_base import Bound, Decision, Model
+from pytest_quantguard.config_base import (
+    Bound,
+    Count,
+    Decision,
+    Model,
+    Seconds,
+    Seed,
+    Tokens,
+    require_room,
+)
 from pytest_quantguard.generation.metrics import GENERATION_METRICS
 from pytest_quantguard.prompts.tasks import TASKS
 
@@ -55,11 +64,8 @@ class GenerationBounds(Model):
 class TaskConfig(GenerationBounds):
     """One task: how much of it is asked, and bounds for its answers alone."""
 
-    size: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="Prompts. Default: 30 built-in ones; all that a file has.",
+    size: Count | None = Field(
+        default=None, description="Prompts. Default: 30 built-in ones; all that a file has."
     )
     tokens: int | None = Field(
         default=None,
@@ -70,7 +76,12 @@ class TaskConfig(GenerationBounds):
     languages: list[Literal["en", "zh"]] | None = Field(
         default=None, min_length=1, description="Of built-in questions; they take turns. Default: en."
     )
-    max_new_tokens: int | None = Field(default=None, ge=1, description="Default: that of the section.")
+    max_new_tokens: Tokens | None = Field(default=None, description="Default: that of the section.")
+
+    @model_validator(mode="after")
+    def _fits_in_memory(self) -> TaskConfig:
+        require_room((self.size or BUILTIN_SIZE) * (self.tokens or BUILTIN_TOKENS), "size x tokens")
+        return self
 
 
 class GenerationConfig(GenerationBounds):
@@ -87,7 +98,7 @@ class GenerationConfig(GenerationBounds):
         min_length=1,
         description="Which tasks. Default: all five built-in ones, or all that the file has.",
     )
-    seed: int = Field(default=0, ge=0, description="Of built-in questions.")
+    seed: Seed = Field(default=0, description="Of built-in questions.")
     route: Literal["native", "chat"] = Field(
         default="native",
         description="native: token ids to /generate, the template applied here; chat: messages to "
@@ -102,14 +113,16 @@ class GenerationConfig(GenerationBounds):
         default_factory=dict, description="Further variables of the template, e.g. enable_thinking: false."
     )
     concurrency: int = Field(default=8, ge=1, le=1024, description="Questions asked at the same time.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer.")
+    max_new_tokens: Tokens = Field(default=256, description="Longest answer.")
     budget_factor: float | None = Field(
         default=4.0,
         ge=1,
+        le=1e6,
+        allow_inf_nan=False,
         description="An answer may be so many times as long as the reference's, at least 128 tokens and at "
         "most max_new_tokens; null: max_new_tokens.",
     )
-    deadline: float = Field(default=300, gt=0, description="Seconds; an answer that takes longer is ended.")
+    deadline: Seconds = Field(default=300, description="Seconds; an answer that takes longer is ended.")
     too_long: Literal["skip", "error"] = Field(
         default="skip", description="What becomes of prompts that the server's context has no room for."
     )

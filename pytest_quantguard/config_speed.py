@@ -12,18 +12,17 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveInt,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_quantguard.config_base import Bound, Decision, Model
+from pytest_quantguard.config_base import Bound, Count, Decision, Model, Seconds, Tokens, Weight, require_room
 from pytest_quantguard.stats.figures import FIGURES, canonical
 from pytest_quantguard.stats.speed import MIN_ROUNDS
 
-Level = PositiveInt | Literal["max"]
+Level = Count | Literal["max"]
 """How many requests are in flight; "max": all of them."""
 
 DEFAULT_WEIGHTS = {"1": 0.4, "8": 0.3, "max": 0.3}
@@ -47,8 +46,6 @@ Share = Annotated[
 ]
 """A share, written 0.05 or 5%."""
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Tokens = Annotated[PositiveInt, Field(le=10_000_000)]
 LengthRange = Annotated[tuple[Tokens, Tokens], Field(description="Shortest and longest.")]
 Length = Tokens | LengthRange
 
@@ -58,12 +55,11 @@ class ScenarioBase(Model):
 
     name: str | None = Field(default=None, description="Names the tests; default: the kind.")
     levels: list[Level] | None = Field(default=None, min_length=1, description="Default: `speed.levels`.")
-    requests: PositiveInt = Field(
-        default=32, le=1_000_000, description="Requests of one round, at every level."
-    )
+    requests: Count = Field(default=32, description="Requests of one round, at every level.")
     request_rate: float | None = Field(
         default=None,
         ge=0.001,
+        le=1e6,
         allow_inf_nan=False,
         description="Requests per second (open loop); a level then limits how many wait.",
     )
@@ -83,7 +79,9 @@ class SyntheticScenario(ScenarioBase):
     """Random prompts of exact length, none of which begins as another does."""
 
     shared_prefix: NonNegativeInt = Field(
-        default=0, description="Tokens that all prompts have in common, to measure the prefix cache."
+        default=0,
+        le=10_000_000,
+        description="Tokens that all prompts have in common, to measure the prefix cache.",
     )
 
     @abstractmethod
@@ -97,6 +95,8 @@ class SyntheticScenario(ScenarioBase):
             raise ValueError("a range of lengths is written [shortest, longest]")
         if self.shared_prefix >= shortest:
             raise ValueError(f"shared_prefix must be shorter than the shortest prompt ({shortest} tokens)")
+        require_room(self.requests * longest, "requests x input_tokens")
+        require_room(self.requests * most, "requests x output_tokens")
         return self
 
 
@@ -138,7 +138,7 @@ class Replay(ScenarioBase):
 
     kind: Literal["replay"]
     file: Path = Field(description="The JSONL file.")
-    requests: PositiveInt | None = Field(default=None, description="Only the first so many; default: all.")  # type: ignore[assignment]
+    requests: Count | None = Field(default=None, description="Only the first so many; default: all.")  # type: ignore[assignment]
 
 
 Synthetic = PrefillHeavy | DecodeHeavy | Mixed
@@ -268,7 +268,9 @@ class SpeedConfig(SpeedRules):
         default=7, ge=1, le=10_000, description="Timed repetitions of each scenario at each level."
     )
     warmup_rounds: NonNegativeInt = Field(
-        default=5, description="At most so many untimed rounds, until two in a row agree within 5 %."
+        default=5,
+        le=10_000,
+        description="At most so many untimed rounds, until two in a row agree within 5 %.",
     )
     decision: Decision = Field(default="point", description="Of bounds that give none.")
     max_scatter: Share = Field(
@@ -277,9 +279,11 @@ class SpeedConfig(SpeedRules):
     on_inconclusive: Literal["warn", "fail"] = Field(
         default="warn", description="What becomes of a comparison that proves nothing."
     )
-    allowed_errors: NonNegativeInt = Field(default=0, description="Requests of a round that may fail.")
-    stall_timeout: float = Field(
-        default=120, gt=0, description="Seconds without a byte after which a request is given up."
+    allowed_errors: NonNegativeInt = Field(
+        default=0, le=1_000_000, description="Requests of a round that may fail."
+    )
+    stall_timeout: Seconds = Field(
+        default=120, description="Seconds without a byte after which a request is given up."
     )
     reference_rounds: Literal["auto", "interleaved", "in_turn"] = Field(
         default="auto", description="auto: interleaved where both servers fit, otherwise one after the other."

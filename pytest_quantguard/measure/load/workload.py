@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pytest_quantguard.config_base import MOST_TOKENS
 from pytest_quantguard.config_speed import Level, Replay, Scenario, Synthetic, name_of
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.measure.load.replay import read_replay
@@ -70,6 +71,15 @@ def build_workload(
         pairs = read_replay(folder / scenario.file, tokenize=tokenize, limit=scenario.requests)
         requests = tuple(LoadRequest(tuple(ids), tokens) for ids, tokens in pairs)
         distinct = False
+        for keys, tokens in (
+            ("prompts", sum(len(request.input_ids) for request in requests)),
+            ("answers", sum(request.output_tokens for request in requests)),
+        ):
+            if tokens > MOST_TOKENS:
+                raise ConfigError(
+                    f"speed.scenarios: the {keys} of {folder / scenario.file} are {tokens:,} tokens; at most "
+                    f"{MOST_TOKENS:,} can be held in memory. Lower `requests` of {name}."
+                )
     else:
         requests, distinct = _synthetic(scenario, seed, vocab_size), scenario.shared_prefix == 0
     offsets = _offsets(scenario, len(requests), seed)
