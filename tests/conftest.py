@@ -7,11 +7,15 @@ Hypothesis tries the same examples every time, so that a failure belongs to the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+with contextlib.suppress(ImportError):
+    import datasketch  # noqa: F401 - here, as its parts in C load once per process and pytester forgets modules
 
 pytest_plugins = ["pytester"]
 
