@@ -30,7 +30,7 @@ def record_baseline(trial: Trial) -> str:
             server,
             suite,
             portable(config, trial.config_path.parent),
-            device=device_of(read_machine(server, config.reference, trial.options.worker)),
+            device=device_of(read_machine(server)),
             progress=trial.progress,
         )
         answers = record_answers(trial, server) if config.generation is not None else None

@@ -47,12 +47,12 @@ RELEVANT_ARGUMENTS = frozenset(
 def read_fingerprint(capabilities: Capabilities, url: str, devices: str | None = None) -> Fingerprint:
     """The facts of this machine and of the server at `url`.
 
-    devices: the GPUs that the server may use, as in CUDA_VISIBLE_DEVICES; None means all. For a server on
-    another machine the facts of the machine are not known, and say so.
+    devices: the GPUs that the server may use, as in CUDA_VISIBLE_DEVICES; None means all. The emulator uses
+    none. For a server on another machine the facts of the machine are not known, and say so.
     """
     facts: Fingerprint = {}
     if is_loopback(url):
-        facts |= _gpu_facts(read_gpus(), devices)
+        facts |= _gpu_facts(read_gpus(), "" if capabilities.kind == "emulator" else devices)
         facts |= {"cpu": cpu_model(), "cpu_count": psutil.cpu_count() or 0, "system": platform.system()}
     else:
         facts["machine"] = ELSEWHERE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,13 @@ import pytest
 
 from pytest_quantguard.serving import fingerprint, machine_state
 from pytest_quantguard.serving.answers import Capabilities
-from pytest_quantguard.serving.fingerprint import differences, parse_smi, read_fingerprint, read_gpus
+from pytest_quantguard.serving.fingerprint import (
+    device_of,
+    differences,
+    parse_smi,
+    read_fingerprint,
+    read_gpus,
+)
 from pytest_quantguard.serving.machine_state import MachineState, Watch
 
 GIB = 1 << 30
@@ -128,6 +135,17 @@ def test_facts_of_the_devices_that_the_server_sees(
     assert facts["cpu_count"] == psutil.cpu_count()
     assert not {"port", "random_seed"} & facts.keys()
     assert "1980" not in str(facts), "a clock frequency is no fact"
+
+
+def test_the_emulator_has_no_gpu_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers and times are the processor's, on a machine with GPUs too."""
+    monkeypatch.setattr(fingerprint, "read_gpus", lambda: parse_smi(smi("01", "02")))
+    emulator = replace(
+        capabilities(), kind="emulator", server_args={"quantguard_emulator": {"arithmetic": "a"}}
+    )
+    facts = read_fingerprint(emulator, "http://127.0.0.1:1", None)
+    assert (facts["gpu"], facts["gpu_count"]) == (None, 0)
+    assert device_of(facts) == f"{fingerprint.cpu_model()}, a"
 
 
 def test_nvml_where_there_is_no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
