@@ -207,7 +207,7 @@ class _UnreachableError(Exception):
 def _cached(home: Path, remote: RemoteFolder, error: _UnreachableError, progress: Progress) -> Fetched:
     """The copy that was fetched last."""
     latest = home / LATEST
-    held = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    held = latest.read_text(errors="replace", encoding="utf-8").strip() if latest.is_file() else ""
     if remote.pin is not None or not re.fullmatch(r"[0-9a-f]{64}", held):
         raise BaselineError(
             f"{remote.url} cannot be reached ({error}), and this machine has no copy of "

@@ -77,10 +77,10 @@ def file_of(folder: Path) -> Path:
 def replaced(folder: Path, content: bytes) -> None:
     """Other content under a manifest that fits it, as a hand that edits both would leave it."""
     file_of(folder).write_bytes(content)
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     manifest["files"][file_of(folder).name] = record
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def refusal(folder: Path) -> str | None:
@@ -186,13 +186,13 @@ def test_what_was_written_is_read(base: Path) -> None:
 @pytest.mark.parametrize("size", [10**13, 2**63, -1, 1.5, None])
 def test_an_announced_size_costs_no_memory(base: Path, size: Any) -> None:
     """A manifest may say anything; only what is there is read."""
-    manifest = json.loads((base / MANIFEST).read_text())
+    manifest = json.loads((base / MANIFEST).read_text(encoding="utf-8"))
     manifest["files"][file_of(base).name]["size"] = size
-    (base / MANIFEST).write_text(json.dumps(manifest))
+    (base / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BaselineError, match=r"is not a manifest: files\.generation-"):
         read_answers(base, command="x")
     manifest["files"][file_of(base).name]["size"] = 10**10
-    (base / MANIFEST).write_text(json.dumps(manifest))
+    (base / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BaselineError, match=r"is damaged: 10000000000 bytes expected"):
         read_answers(base, command="x")
 
@@ -201,10 +201,10 @@ def test_an_announced_size_costs_no_memory(base: Path, size: Any) -> None:
     "name", ["../generation-1", "/etc/passwd", ".generation", "generation-a/b", "", "..", "a\0b"]
 )
 def test_a_name_cannot_lead_elsewhere(base: Path, name: str) -> None:
-    manifest = json.loads((base / MANIFEST).read_text())
+    manifest = json.loads((base / MANIFEST).read_text(encoding="utf-8"))
     record = manifest["files"].pop(file_of(base).name)
     manifest["files"][name] = record
-    (base / MANIFEST).write_text(json.dumps(manifest))
+    (base / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BaselineError, match="is not a manifest: files"):
         read_manifest(base)
 

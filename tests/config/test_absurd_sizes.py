@@ -32,7 +32,7 @@ def read(folder: Path, **sections: Any) -> None:
         "accuracy": {"kl_mean": {"max": 1}},
     }
     path = folder / "gate.yaml"
-    path.write_text(yaml.safe_dump({**config, **sections}))
+    path.write_text(yaml.safe_dump({**config, **sections}), encoding="utf-8")
     load_config(path)
 
 
@@ -135,7 +135,7 @@ def test_large_gates_are_still_gates(tmp_path: Path) -> None:
 
 
 def test_a_replay_is_counted_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "r.jsonl").write_text('{"question": "aaaa", "model_response": "bb"}\n' * 10)
+    (tmp_path / "r.jsonl").write_text('{"question": "aaaa", "model_response": "bb"}\n' * 10, encoding="utf-8")
     scenario = Replay(kind="replay", file=Path("r.jsonl"))
 
     def build() -> Any:
@@ -154,6 +154,6 @@ def test_a_replay_is_counted_when_it_is_read(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("depth", [60, 300, 3000])
 def test_values_nested_too_deeply(tmp_path: Path, depth: int) -> None:
-    (tmp_path / "gate.yaml").write_text("version: 1\nname: " + "[" * depth + "]" * depth)
+    (tmp_path / "gate.yaml").write_text("version: 1\nname: " + "[" * depth + "]" * depth, encoding="utf-8")
     with pytest.raises(ConfigError, match="values are nested too deeply"):
         load_config(tmp_path / "gate.yaml")

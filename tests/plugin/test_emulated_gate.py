@@ -84,7 +84,7 @@ def test_broken_scales_fail_everywhere(tiny: pytest.Pytester) -> None:
     last = next(index for index in range(first, len(lines)) if not lines[index].endswith(" \\"))
     command = "\n".join(lines[first : last + 1]).strip().removeprefix("server")
     printed = subprocess.run(
-        ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
+        ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, encoding="utf-8", check=True
     )
     log = (tiny.path / ".quantguard/tiny/server.log").read_text(encoding="utf-8").split("\n")[0]
     assert " ".join(printed.stdout.split("\n")).strip() == log.removeprefix("$ "), "pasted, it is the command"

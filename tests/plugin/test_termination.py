@@ -52,7 +52,7 @@ def interrupted(project: Project, number: int, *arguments: str, after: int = 4, 
         env={**os.environ, "PYTHONPATH": str(project.folder), "WAIT_AFTER": str(after)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     )
     try:
@@ -72,7 +72,9 @@ def interrupted(project: Project, number: int, *arguments: str, after: int = 4, 
 
 def history(project: Project) -> list[dict[str, Any]]:
     path = project.folder / ".quantguard" / "toy" / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_what_was_checked_is_told_and_kept(captured: Project, number: signal.Sig
     result = captured.result()
     assert (result["partial"], result["verdict"], len(result["checks"])) == (True, "incomplete", 4)
     assert [entry["verdict"] for entry in history(captured)] == ["incomplete"]
-    assert "partial" in (captured.folder / ".quantguard" / "toy" / "summary.md").read_text()
+    assert "partial" in (captured.folder / ".quantguard" / "toy" / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_run_that_checked_nothing_is_not_in_the_history(captured: Project) -> None:
@@ -122,7 +124,8 @@ def test_with_workers(captured: Project, group: bool) -> None:
 
 def test_the_signal_is_given_back(project: Project) -> None:
     (project.folder / "test_signal.py").write_text(
-        "import signal\n\n\ndef test_taken():\n    assert signal.getsignal(15) is not signal.SIG_DFL\n"
+        "import signal\n\n\ndef test_taken():\n    assert signal.getsignal(15) is not signal.SIG_DFL\n",
+        encoding="utf-8",
     )
     before = signal.getsignal(signal.SIGTERM)
     result = project.run("test_signal.py", "-k", "taken")
@@ -135,7 +138,7 @@ def test_what_others_do_with_the_signal_stays(project: Project, theirs: Any) -> 
     before = signal.signal(signal.SIGTERM, theirs)
     try:
         (project.folder / "test_signal.py").write_text(
-            "import os, signal\n\n\ndef test_theirs():\n    os.kill(os.getpid(), 15)\n"
+            "import os, signal\n\n\ndef test_theirs():\n    os.kill(os.getpid(), 15)\n", encoding="utf-8"
         )
         result = project.run("test_signal.py", "-k", "theirs")
         assert result.ret == 0, result.outlines
@@ -156,7 +159,8 @@ def test_a_fork_dies_of_it_as_ever(project: Project) -> None:
         "        os._exit(0)\n"
         "    os.read(said, 1)\n"
         "    os.kill(child, 15)\n"
-        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -15\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -15\n",
+        encoding="utf-8",
     )
     result = project.run("test_fork.py", "-k", "fork", "-W", "ignore::DeprecationWarning")
     assert result.ret == 0, result.outlines

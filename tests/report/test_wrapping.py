@@ -24,7 +24,7 @@ LONG = "python -m server --model-path a/b --env '{\"a\": 1}' --port 30000 --disa
 def as_a_shell_reads(text: str) -> list[str]:
     """The words of a command, each on a line, by a real shell."""
     script = f"for word in {text}\ndo printf '%s\\n' \"$word\"; done"
-    done = subprocess.run(["sh", "-f", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-f", "-c", script], capture_output=True, encoding="utf-8", check=True)
     return done.stdout.split("\n")[:-1]
 
 
