@@ -27,6 +27,7 @@ CONTEXT_TOKENS = 12
 SHOWN_TOKENS = 3
 WORST_PROMPTS = 3
 SHOWN_TASKS = 10
+NO_BREAK = "\u00a0"
 REST = tuple(
     f"  {label}" for label in ("by task", "diagnosis", "worst positions", "server", "log", "result", "bound")
 )
@@ -108,9 +109,10 @@ def describe_tasks(trial: Trial, metric: Metric, divergence: Divergence) -> list
     if len(values) < 2:
         return []
     ranked = sorted(values.items(), key=lambda item: item[1], reverse=metric.better == "lower")
-    told = [f"{visible(task, longest=SHOWN_ID)} {number(value)}" for task, value in ranked]
+    told = [f"{visible(task, longest=SHOWN_ID)}{NO_BREAK}{number(value)}" for task, value in ranked]
     more = len(told) - SHOWN_TASKS
-    return labelled("by task", ", ".join(told[:SHOWN_TASKS]) + (f" and {more} more" if more > 0 else ""))
+    text = ", ".join(told[:SHOWN_TASKS]) + (f" and {more} more" if more > 0 else "")
+    return [line.replace(NO_BREAK, " ") for line in labelled("by task", text)]
 
 
 def describe_worst(
