@@ -82,7 +82,7 @@ def test_both_ways_through_a_real_server(tiny: Path, pytester: pytest.Pytester) 
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on(tiny: Path) -> None:
-    write_tiny(tiny, faults=["slow_step:share=4"], concurrency=1)
+    write_tiny(tiny, faults=["slow_step:share=20"], concurrency=1)
     kept = tiny / ".quantguard" / "tiny" / "generation.jsonl"
     # A runner in the background has SIGINT ignored, and its children inherit that.
     heeded = "import signal, pytest; signal.signal(2, signal.default_int_handler); pytest.console_main()"
