@@ -98,6 +98,12 @@ class SpeedResult(Result):
     machine: dict[str, Any] = {}
     verdicts: list[SpeedVerdict] = []
 
+    @property
+    def shown_level(self) -> str:
+        """The level; where the scenario has fewer requests, with how many were in flight at most."""
+        few = self.level != "max" and self.concurrency < int(self.level)
+        return f"{self.level} ({self.concurrency})" if few else self.level
+
 
 class CheckResult(Result):
     """One check, as one test reports it.

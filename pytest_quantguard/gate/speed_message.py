@@ -94,7 +94,7 @@ def _details(verdict: SpeedVerdict) -> list[str]:
 
 
 def _level(speed: SpeedResult) -> str:
-    known = speed.level if speed.level != "max" else f"max ({speed.concurrency})"
+    known = speed.shown_level if speed.level != "max" else f"max ({speed.concurrency})"
     return f"level {known}"
 
 

@@ -45,7 +45,7 @@ def cards(result: RunResult) -> Iterator[tuple[str, str, str]]:
     if found:
         verdict, timed = max(found, key=lambda pair: abs((pair[0].value or 1.0) - 1.0))
         name = "time now / accepted" if verdict.against == "accepted" else "speed-up over the reference"
-        yield name, f"{verdict.value:.3f}", f"{timed.scenario}, {timed.level}: {verdict.status}"
+        yield name, f"{verdict.value:.3f}", f"{timed.scenario}, {timed.shown_level}: {verdict.status}"
 
 
 def speed(result: RunResult) -> Html | None:
@@ -69,7 +69,7 @@ def _timed(checks: Sequence[CheckResult]) -> list[SpeedResult]:
 
 
 def _name(timed: SpeedResult) -> str:
-    return f"{timed.scenario}, {timed.level}"
+    return f"{timed.scenario}, {timed.shown_level}"
 
 
 def _figures(timed: Sequence[SpeedResult]) -> Html:

@@ -58,7 +58,7 @@ def _row(speed: SpeedResult) -> tuple[str, ...]:
     time = figures.get(speed.compared)
     return (
         speed.scenario,
-        speed.level,
+        speed.shown_level,
         "failed" if time is None else f"{time:.3g} {unit}",
         _against(speed, "accepted"),
         _against(speed, "reference"),

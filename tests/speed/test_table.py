@@ -95,3 +95,14 @@ def test_the_record_is_named_with_how_its_runs_differ() -> None:
 
 def test_without_times_there_is_no_table() -> None:
     assert speed_lines([CheckResult(id="server", kind="server", outcome="passed")], 80) == []
+
+
+def test_a_level_that_was_not_reached_is_not_said_to_be() -> None:
+    """32 requests are at most 32 in flight, whatever is asked for."""
+    few = check("64").speed
+    assert few is not None
+    levels = {"64": 32, "8": 8, "max": 32}
+    timed = [few.model_copy(update={"level": one, "concurrency": most}) for one, most in levels.items()]
+    assert [speed.shown_level for speed in timed] == ["64 (32)", "8", "max"]
+    row = CheckResult(id="speed[decode_heavy-64]", kind="speed", outcome="passed", speed=timed[0])
+    assert "decode_heavy  64 (32)  1.23 s" in speed_lines([row], 120)[2]
