@@ -96,7 +96,11 @@ def write_weights(reader: GGUFReader, metadata: Metadata, destination: Path) -> 
             if name.endswith(ending):
                 values = undo_rotary_permutation(values, count)
         tensors[name] = np.ascontiguousarray(values.astype(ml_dtypes.bfloat16))
-    save_file(tensors, destination / "model.safetensors", {"format": "pt"})
+    path = destination / "model.safetensors"
+    path.touch()
+    mode = path.stat().st_mode  # The library's own file is its owner's alone; a cache may be shared.
+    save_file(tensors, path, {"format": "pt"})
+    path.chmod(mode)
     return set(tensors)
 
 

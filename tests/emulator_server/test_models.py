@@ -81,6 +81,7 @@ def test_conversion_restores_every_tensor(tmp_path: Path) -> None:
     out.mkdir()
     gguf_conversion.convert_gguf(tmp_path / "model.gguf", out)
     written = load_file(out / "model.safetensors")
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "as readable as the user's other files"
     assert set(written) == set(expected)
     for name, values in expected.items():
         assert written[name].dtype.name == "bfloat16"
