@@ -101,42 +101,77 @@ def test_what_the_processor_did_not_touch_is_noticed() -> None:
         restored(recorded, 10)
 
 
-def test_restored_rows_by_brute_force() -> None:
-    """Random distributions, encoded as the processor does, come back; the slots' own values are what is
-    lost."""
+VOCABULARY, ROWS = 40, 30
+
+
+def encoded(width: int) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """An answer as the processor encodes it, with the best `width` tokens of each row; the true
+    log-probabilities [rows, vocabulary] and the forced tokens.
+
+    Tokens 0 and 1 are the sacrificed ones.
+    """
     rng = np.random.default_rng(0)
-    vocab, rows, top = 40, 30, 6
-    logits = rng.normal(0, 3, (rows, vocab))
+    logits = rng.normal(0, 3, (ROWS, VOCABULARY))
     truth = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    tokens = rng.integers(2, vocab, rows)
-    encoded = truth.copy()
-    encoded[:, 0] = truth[np.arange(rows), tokens]
-    encoded[:, 1] = 0.0
-    encoded[np.arange(rows), tokens] = forced.LIFT
-    encoded -= np.log(np.exp(encoded).sum(1, keepdims=True))
-    order = np.argsort(-encoded, axis=1)[:, : top + forced.EXTRA_LOGPROBS]
-    item = {
-        "text": "",
-        "output_ids": tokens.tolist(),
-        "meta_info": {
-            "finish_reason": {"type": "length"},
-            "prompt_tokens": 1,
-            "output_token_logprobs": [[encoded[i, t], int(t), None] for i, t in enumerate(tokens)],
-            "output_top_logprobs": [[[encoded[i, t], int(t), None] for t in order[i]] for i in range(rows)],
-            "output_token_ids_logprobs": [
-                [[encoded[i, 1], 1, None], [encoded[i, 0], 0, None]] for i in range(rows)
-            ],
-        },
+    tokens = rng.integers(2, VOCABULARY, ROWS)
+    rows = np.arange(ROWS)
+    values = truth.copy()
+    values[:, 0] = truth[rows, tokens]
+    values[:, 1] = 0.0
+    values[rows, tokens] = forced.LIFT
+    values -= np.log(np.exp(values).sum(1, keepdims=True))
+    order = np.argsort(-values, axis=1)[:, :width]
+    meta = {
+        "finish_reason": {"type": "length"},
+        "prompt_tokens": 1,
+        "output_token_logprobs": [[values[i, t], int(t), None] for i, t in enumerate(tokens)],
+        "output_top_logprobs": [[[values[i, t], int(t), None] for t in order[i]] for i in rows],
+        "output_token_ids_logprobs": [[[values[i, 1], 1, None], [values[i, 0], 0, None]] for i in rows],
     }
-    request = GenerateRequest((5,), forced_ids=tuple(tokens.tolist()))
-    (answer,) = read_answers([item], [request], top_logprobs=top + forced.EXTRA_LOGPROBS, vocab_size=vocab)
-    found = forced.restore(answer, item, (0, 1), place="prompt", top_logprobs=top).output
+    return {"text": "", "output_ids": tokens.tolist(), "meta_info": meta}, truth, tokens
+
+
+def undone(item: dict[str, Any], width: int, top: int) -> Answer:
+    request = GenerateRequest((5,), forced_ids=tuple(item["output_ids"]))
+    (answer,) = read_answers([item], [request], top_logprobs=width, vocab_size=VOCABULARY)
+    return forced.restore(answer, item, (0, 1), place="prompt", top_logprobs=top)
+
+
+@pytest.mark.parametrize(
+    ("width", "top", "kept"),
+    [
+        (6 + forced.EXTRA_LOGPROBS, 6, 6),
+        (1 + forced.EXTRA_LOGPROBS, 6, 1),
+        (VOCABULARY - 1, VOCABULARY, VOCABULARY - 1 - forced.EXTRA_LOGPROBS),
+        (VOCABULARY, VOCABULARY, VOCABULARY - 2),
+    ],
+)
+def test_restored_rows_by_brute_force(width: int, top: int, kept: int) -> None:
+    """Random distributions, encoded as the processor does, come back; the slots' own values are what is
+    lost, and as many of the last tokens as the processor may have pushed out of the list."""
+    item, truth, tokens = encoded(width)
+    found = undone(item, width, top).output
     assert found is not None
-    for i in range(rows):
-        known = [t for t in np.argsort(-truth[i]) if t > 1][:top]
+    for i in range(ROWS):
+        known = [t for t in np.argsort(-truth[i]) if t > 1][:kept]
         assert found.token_ids[i].tolist() == known
         np.testing.assert_allclose(found.logprobs[i], truth[i, known], atol=1e-5)
-    np.testing.assert_allclose(found.chosen_logprobs, truth[np.arange(rows), tokens], atol=1e-5)
+    np.testing.assert_allclose(found.chosen_logprobs, truth[np.arange(ROWS), tokens], atol=1e-5)
+
+
+def test_too_few_logprobs_to_restore_any_are_refused() -> None:
+    item, _, _ = encoded(forced.EXTRA_LOGPROBS)
+    with pytest.raises(InvalidAnswerError, match=f"returned 3 .*needs more than {forced.EXTRA_LOGPROBS}"):
+        undone(item, forced.EXTRA_LOGPROBS, 1)
+
+
+def test_sacrificed_ids_that_do_not_fit_are_refused() -> None:
+    item, _, _ = encoded(9)
+    pairs = item["meta_info"]["output_token_ids_logprobs"]
+    for wrong in (pairs[:-1], [*pairs, pairs[0]], [[[float("nan"), 1, None], pairs[0][1]], *pairs[1:]]):
+        item["meta_info"]["output_token_ids_logprobs"] = wrong
+        with pytest.raises(InvalidAnswerError, match=f"expected {ROWS} finite pairs .* got {len(wrong)}"):
+            undone(item, 9, 6)
 
 
 def test_slots_avoid_what_a_prompt_uses() -> None:
