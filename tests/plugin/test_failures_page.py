@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.plugin.conftest import Project
+from tests.plugin.pacing import SPEED, Paced
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 DRIFT: dict[str, Any] = {"kl_mean": {"max": 5}, "drift": {"kl_mean": {"max_increase": "5%"}}}
@@ -178,6 +179,52 @@ def test_quoted_messages_are_real(
     prepare(captured)
     result = captured.run("-k", chosen)
     assert result.ret != 0
+    printed, page = words_of("\n".join(result.outlines)), words_of(sections()[section - 1])
+    for phrase in quoted:
+        assert words_of(phrase) in page
+        assert words_of(phrase) in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "pace", "max_scatter", "quoted"),
+    [
+        (
+            9,
+            1.1,
+            100,
+            [
+                "decode_heavy at level 1: slower than the accepted run.",
+                "against figure value allowed 95 % interval verdict",
+                "accepted run: regressed: takes",
+                "times as long as accepted, wholly beyond",
+                "how runs differ shows in 3 or more: quantguard accept",
+            ],
+        ),
+        (
+            10,
+            1.0,
+            1e-9,
+            [
+                "inconclusive against the accepted run.",
+                "accepted run: inconclusive: takes",
+                "the rounds of this run scatter by",
+                "at most",
+                "Likely reasons: other work on the machine, clocks that change with temperature or power,",
+            ],
+        ),
+    ],
+)
+def test_quoted_times_are_real(
+    section: int, pace: float, max_scatter: float, quoted: list[str], paced: Paced
+) -> None:
+    speed = {**SPEED, "levels": [1], "max_slowdown": "5%"}
+    paced.project.write(speed=speed)
+    assert paced.project.run("--quantguard-accept").ret == 0
+    paced.candidate = pace
+    paced.project.write(speed={**speed, "max_scatter": max_scatter, "on_inconclusive": "fail"})
+    result = paced.project.run("-k", "speed")
+    result.assert_outcomes(failed=1)
     printed, page = words_of("\n".join(result.outlines)), words_of(sections()[section - 1])
     for phrase in quoted:
         assert words_of(phrase) in page
