@@ -130,6 +130,37 @@ def test_a_wrong_body_is_explained(body: Any, words: list[str]) -> None:
         assert word in str(error)
 
 
+FLAT = "return_flat_raw_top_logprobs"
+FLAT_OUTPUT = "return_flat_raw_output_top_logprobs"
+FLAT_BYTES = "return_flat_raw_top_logprobs_b64"
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({FLAT: True}, False),
+        ({FLAT: True, "stream": True}, False),
+        ({FLAT_OUTPUT: True}, False),
+        ({FLAT_OUTPUT: True, "stream": True}, True),
+        ({FLAT_OUTPUT: False, "stream": True}, False),
+        ({FLAT_BYTES: True}, True),
+        ({FLAT_BYTES: True, FLAT: True}, False),
+        ({FLAT_BYTES: True, FLAT_OUTPUT: True}, False),
+    ],
+)
+def test_which_flat_flags_go_together(fields: dict[str, bool], refused: bool) -> None:
+    if refused:
+        assert "return_flat_raw" in str(refusal({"input_ids": PROMPT, **fields}))
+    else:
+        assert parse(**fields).items
+
+
+def test_the_first_and_the_last_token_of_the_vocabulary_are_taken() -> None:
+    body = {"input_ids": [0, 511], "token_ids_logprob": [0, 511], "return_logprob": True}
+    request = parse_generate({**body, "forced_output_ids": [0, 511]}, LIMITS).items[0].request
+    assert (request.input_ids, request.forced_ids, request.token_ids_logprob) == ((0, 511),) * 3
+
+
 def test_text_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(HttpError, match=r"no tokenizer\.json: send input_ids"):
         parse_generate({"text": "a"}, Limits(512, 64, None))
