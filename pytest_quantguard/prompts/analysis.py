@@ -7,6 +7,7 @@ duplicates are found in `duplicates`, how an analysis is written in `analysis_te
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -255,4 +256,5 @@ def _vocabulary(words: Mapping[str, int]) -> npt.NDArray[np.float64]:
 
 
 def _total_variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
+    # A set of texts has another order in every process, and a plain sum another last digit.
+    return math.fsum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2

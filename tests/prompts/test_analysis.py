@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 import uuid
 
@@ -208,6 +210,29 @@ def test_distances() -> None:
     assert far.vocabulary > 0.95
     three_quarters = analyze([Prompt("a", "x", PROSE), *(Prompt(f"b{i}", "y", CODE) for i in range(3))])
     assert distance(one, three_quarters).tasks == pytest.approx(0.25)
+
+
+MIX = """
+from pytest_quantguard.prompts.analysis import _total_variation
+one = {f"task {n}": 1 / (n + 3) for n in range(40)}
+other = {f"task {n}": 1 / (n + 7) for n in range(20, 60)}
+print(_total_variation(one, other).hex())
+"""
+
+
+def test_a_distance_is_the_same_to_the_last_digit_in_every_process() -> None:
+    """Where texts are hashed with another seed, sets of them have another order."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", MIX],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+        ).stdout
+        for seed in range(1, 5)
+    }
+    assert len(found) == 1, found
 
 
 def test_as_json_and_as_text() -> None:
