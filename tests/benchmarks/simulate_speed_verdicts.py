@@ -19,29 +19,30 @@ from pytest_quantguard.stats.speed import decide_slowdown
 
 ROUNDS, MAX_SLOWDOWN, MAX_SCATTER = 7, 0.05, 0.10
 STATUSES = ("regressed", "inconclusive", "unchanged", "improved")
-STAY = 0.85
-"""Probability that a machine with phases is in the same one for the next run."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """scatter: standard deviation of rounds; drift: of runs. phase: how much longer the slow phase takes."""
+    """scatter: standard deviation of rounds; drift: of runs. phase: how much longer the slow phase takes; stay:
+    probability that the next run is in the same phase, 0.5 for runs that are far apart.
+    """
 
     scatter: float
     drift: float = 0.0
     phase: float = 0.0
+    stay: float = 0.85
 
     def __str__(self) -> str:
-        between = (
-            f"phases of {self.phase:.0%}" if self.phase else f"{self.drift:.0%}" if self.drift else "none"
-        )
+        between = f"{self.drift:.0%}" if self.drift else "none"
+        if self.phase:
+            between = f"by {self.phase:.0%}, in phases" + (", runs far apart" if self.stay == 0.5 else "")
         return f"{self.scatter:.0%} | {between}"
 
     def runs(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Times of successive runs: (count, ROUNDS)."""
         levels = rng.normal(0, self.drift, count)
         if self.phase:
-            changes = rng.random(count) > STAY
+            changes = rng.random(count) > self.stay
             changes[0] = rng.random() < 0.5
             levels += np.log1p(self.phase) * (np.cumsum(changes) % 2)
         return np.exp(levels[:, None] + rng.normal(0, self.scatter, (count, ROUNDS)))
@@ -55,6 +56,7 @@ CONDITIONS = (
     (Machine(0.03, drift=0.02), (1, 3, 5, 10)),
     (Machine(0.03, drift=0.07), (1, 3, 5, 10)),
     (Machine(0.03, phase=0.2), (1, 5, 10)),
+    (Machine(0.03, phase=0.2, stay=0.5), (5, 10)),
 )
 """And the numbers of runs in the record."""
 
