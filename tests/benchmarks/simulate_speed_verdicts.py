@@ -23,8 +23,8 @@ STATUSES = ("regressed", "inconclusive", "unchanged", "improved")
 
 @dataclass(frozen=True)
 class Machine:
-    """scatter: standard deviation of rounds; drift: of runs. phase: how much longer the slow phase takes; stay:
-    probability that the next run is in the same phase, 0.5 for runs that are far apart.
+    """scatter: standard deviation of rounds; drift: of runs. phase: how much longer the slow phase takes.
+    stay: probability that the next run is in the same phase, 0.5 for runs that are far apart.
     """
 
     scatter: float
