@@ -90,30 +90,39 @@ def test_an_answer_has_the_recorded_fields(server: Emulator, name: str) -> None:
 
 
 def is_drawn(body: Any) -> bool:
-    """Whether the request's tokens are drawn at random, so that an answer may end early by itself."""
+    """Whether the request's tokens are drawn at random."""
     sampling = body.get("sampling_params") or {}
     choices = sampling if isinstance(sampling, list) else [sampling]
-    return any(choice.get("temperature", 1.0) > 0 and not choice.get("ignore_eos") for choice in choices)
+    return any(choice.get("temperature", 1.0) > 0 for choice in choices)
 
 
 def compare_answers(ours: dict[str, Any], theirs: dict[str, Any], *, drawn: bool) -> None:
-    """Same fields, and same shapes where they do not depend on earlier requests or on chance."""
+    """Same fields, and same shapes where they do not depend on earlier requests.
+
+    Where the tokens part from the recorded ones, by chance or since another processor rounds a near tie the
+    other way, our answer may also end earlier or later; what both have is compared.
+    """
     mine, real = ours["meta_info"], theirs["meta_info"]
     assert list(ours) == list(theirs)
     assert set(real) - UNMEASURED - VARYING <= set(mine)
     assert set(mine) - set(real) <= CLOCKS | VARYING
     assert mine["prompt_tokens"] == real["prompt_tokens"]
-    assert len(ours["output_ids"]) == mine["completion_tokens"]
-    if drawn and mine["finish_reason"]["type"] == "stop":
-        assert 0 < len(ours["output_ids"]) <= len(theirs["output_ids"])
-    else:
-        assert len(ours["output_ids"]) == len(theirs["output_ids"])
+    tokens, recorded_tokens = ours["output_ids"], theirs["output_ids"]
+    assert len(tokens) == mine["completion_tokens"]
+    common = min(len(tokens), len(recorded_tokens))
+    if not drawn and tokens[:common] == recorded_tokens[:common]:
+        assert len(tokens) == len(recorded_tokens)
     for key in set(real) - UNMEASURED - VARYING:
-        assert shape(mine[key]) == shape(real[key]), key
+        assert shape(beginning(key, mine[key], common)) == shape(beginning(key, real[key], common)), key
     if "input_token_logprobs" in real:
         assert [row[1] for row in mine["input_token_logprobs"]] == [
             row[1] for row in real["input_token_logprobs"]
         ]
+
+
+def beginning(key: str, value: Any, rows: int) -> Any:
+    """Of a list with a row for each generated token, the first ones (one, where none was generated)."""
+    return value[: max(rows, 1)] if key.startswith("output_") and isinstance(value, list) else value
 
 
 def content_type(response: Any) -> str:
@@ -177,7 +186,9 @@ def test_descriptions_hold_a_subset_of_the_real_fields(server: Emulator, name: s
     response = replay(server, sample)
     assert response.status_code == sample.status == 200
     own = {"quantguard_emulator"}
-    assert set(response.json()) - own <= set(sample.response)
+    found = set(response.json()) - own
+    assert found
+    assert found <= set(sample.response)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +234,8 @@ MORE = {
     entry["name"]: entry
     for entry in json.loads((SAMPLES / "more" / "recorded.json").read_text(encoding="utf-8"))
 }
+CLEAR = 0.2
+"""Two servers in BF16 differ by 0.05 in a log-probability, and by a step of 0.125 now and then."""
 OTHERWISE = {"list_len", "single_list"}
 """A list of the wrong length is a 500 on the real server; a list for one prompt counts as true."""
 
@@ -241,11 +254,10 @@ def test_a_further_request_is_answered_as_recorded(server: Emulator, name: str) 
     response = server.request(request["method"], request["path"], json=request["body"])
     assert response.status_code == entry["status"], response.text
     real = entry["response"]
-    body = request["body"]
     sampled = (
         entry["status"] == 200
         and request["path"] == "/generate"
-        and '"temperature": 0' not in json.dumps(body)
+        and (is_drawn(request["body"]) or not is_clear(server, request["body"], longest(real)))
     )
     if (entry["content_type"] or "").startswith("text/event-stream"):
         assert masked(events(response.text), sampled) == masked(events(real), sampled)
@@ -255,6 +267,30 @@ def test_a_further_request_is_answered_as_recorded(server: Emulator, name: str) 
         assert masked(response.json(), sampled) == masked(real, sampled)
         if entry["status"] == 400 and isinstance(real.get("error"), dict):
             assert response.json() == real
+
+
+def longest(answer: Any) -> int:
+    """Tokens of the longest of the recorded answers."""
+    found = events(answer) if isinstance(answer, str) else answer if isinstance(answer, list) else [answer]
+    return max(one["meta_info"]["completion_tokens"] for one in found if isinstance(one, dict))
+
+
+def is_clear(server: Emulator, body: dict[str, Any], steps: int) -> bool:
+    """Whether each of the first greedy tokens is far from a tie, so that no rounding turns it."""
+    probe = {
+        "input_ids": body["input_ids"],
+        "sampling_params": {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    answers = server.generate(probe)
+    assert server.post("/flush_cache").status_code == 200
+    rows = [
+        row
+        for answer in (answers if isinstance(answers, list) else [answers])
+        for row in answer["meta_info"]["output_top_logprobs"]
+    ]
+    return min(best[0] - second[0] for best, second in rows) > CLEAR
 
 
 def masked(answer: Any, sampled: bool) -> Any:
@@ -305,5 +341,6 @@ def test_metrics_have_names_of_the_real_server(server: Emulator) -> None:
     }
     text = server.get("/metrics").text
     ours = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert {"sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:num_running_reqs"} <= ours
     # The real server shows these two only once they are above zero.
     assert ours - {"sglang:cached_tokens_total", "sglang:num_aborted_requests_total"} <= real

@@ -152,6 +152,8 @@ def test_emulated_candidates_against_the_real_baseline(
         folder, "emulated-bf16", {"candidate": emulated(), "baseline": str(captured), "suite": suite}
     )
     show(bf16, "emulated BF16 by the real baseline")
+    assert bf16.exit_code == 0, bf16.failures()
+    assert set(bf16.cells) == {("prefill", 8), ("decode", 8)}
     assert all(cell.metrics["kl_mean"] < 2e-3 for cell in bf16.cells.values())
     kl = {}
     for name, baseline in (("real", captured), ("emulated", emulator_captured)):
@@ -159,6 +161,7 @@ def test_emulated_candidates_against_the_real_baseline(
         gate = run_gate(folder, f"nvfp4-{name}", config)
         show(gate, f"emulated NVFP4 by the {name} baseline")
         kl[name] = {key: cell.metrics["kl_mean"] for key, cell in gate.cells.items()}
+    assert set(kl["real"]) == set(bf16.cells)
     for key, value in kl["real"].items():
         assert value == pytest.approx(kl["emulated"][key], rel=0.1)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pytest_quantguard.baseline.recording import CellKey, PromptRecord
+from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.measure.cells import measure_cell
 from pytest_quantguard.measure.comparison import compare_cells
 from pytest_quantguard.measure.continuation import continue_prompts
@@ -63,7 +64,10 @@ def test_resync_measures_what_forced_measures(prompts, size: int, quantization: 
         resync = cell(client, prompts, "decode", size, decode=RESYNC)
     divergence = compare_cells(forced.cell, resync.cell).divergence
     assert divergence.positions == 12 * SPAN
-    assert divergence.kl.max() == 0
+    if quantization is None:
+        assert divergence.kl.max() == 0
+    else:
+        assert_rounding(divergence)
     assert forced.cost.requests <= resync.cost.requests <= SPAN * len(forced.cell.batches)
     if quantization is not None:
         # It does disagree with the reference, so that there was something to restart from.
@@ -77,7 +81,14 @@ def test_resync_without_a_prefix_cache_computes_the_prefix_anew(prompts) -> None
         forced = cell(client, prompts, "decode", 8)
         resync = cell(client, prompts, "decode", 8, decode=RESYNC)
     assert resync.cost.cached_tokens == 0
-    assert 0 < compare_cells(forced.cell, resync.cell).divergence.aggregate("kl_mean") < 0.01
+    assert_rounding(compare_cells(forced.cell, resync.cell).divergence)
+
+
+def assert_rounding(divergence: Divergence) -> None:
+    """Equal but for a 4-bit activation that the matrix kernels of some processors round to another step in a
+    smaller batch; this candidate's own KL to BF16 is 0.39."""
+    assert np.mean(divergence.kl == 0) > 0.8
+    assert divergence.aggregate("kl_mean") < 0.01
 
 
 def test_warm_and_cold_agree_on_a_sound_server(reference: EngineClient, prompts) -> None:
