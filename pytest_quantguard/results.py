@@ -5,8 +5,6 @@ The terminal table, reports and other tools read these models; nothing here comp
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pytest_quantguard.config import Decision, Phase
 from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.prompts.analysis import Composition
+from pytest_quantguard.whole_files import replace_file
 
 SCHEMA_VERSION: Literal[1] = 1
 RESULT_FILE = "result.json"
+ELSEWHERE = "another folder with --quantguard-output=DIR"
 
 RELATIVE = "relative"
 """Unit of a change as a share of what was before."""
@@ -412,25 +412,17 @@ def _encodable(value: Any) -> Any:
     return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
-def write_whole(path: Path, body: bytes, what: str) -> Path:
-    """Write a file of a run so that it appears whole or not at all; raises `QuantguardError` that names
-    `what`.
+def write_whole(path: Path, body: bytes, what: str, elsewhere: str = ELSEWHERE) -> Path:
+    """Write a file of a run so that it appears whole or not at all.
+
+    Raises `QuantguardError` that names `what` it was, and that it may go `elsewhere`.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(body)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(path, body)
     except OSError as error:
         raise QuantguardError(
             f"{what} could not be written to {path}: {error.strerror or error}. Free space or "
-            "permissions there, or choose another folder with --quantguard-output=DIR."
+            f"permissions there, or choose {elsewhere}."
         ) from error
     return path
 

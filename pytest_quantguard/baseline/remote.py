@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -32,6 +31,7 @@ from pytest_quantguard.baseline.store import (
     read_manifest,
 )
 from pytest_quantguard.errors import BaselineError
+from pytest_quantguard.whole_files import replace_file
 
 INSTALL = "pip install 'pytest-quantguard[remote]'"
 LATEST = "latest"
@@ -124,7 +124,7 @@ def fetch(remote: RemoteFolder, cache: Path, progress: Progress) -> Fetched:
             ) from error
         except _UnreachableError as error:
             return _cached(home, remote, error, progress)
-        _write(home / LATEST, digest.encode())
+        replace_file(home / LATEST, digest.encode())
         return Fetched(home / digest)
 
 
@@ -251,9 +251,9 @@ def _complete(remote: RemoteFolder, folder: Path, raw: bytes, progress: Progress
                 f"{remote.file(name)} is damaged or was replaced meanwhile: {record.size} bytes with "
                 f"SHA-256 {record.sha256} expected, {len(content)} bytes found. Push the recording again."
             )
-        _write(folder / name, content)
+        replace_file(folder / name, content)
         progress(f"fetched {remote.file(name)} ({_megabytes(len(content))})")
-    _write(folder / MANIFEST, raw)
+    replace_file(folder / MANIFEST, raw)
 
 
 def _read(remote: RemoteFolder, name: str, limit: int, seconds: float) -> bytes:
@@ -394,19 +394,6 @@ def _file_system(remote: RemoteFolder) -> tuple[Any, str]:
             f"{remote.url}: {_reason(error)}. Known to fsspec: hf, s3, gs, az, https, file, ..."
         ) from None
     return system, str(path).rstrip("/")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +31,7 @@ from pytest_quantguard.baseline.manifest import (
 )
 from pytest_quantguard.baseline.recording import CellKey, PromptRecord, Recording
 from pytest_quantguard.errors import BaselineError
+from pytest_quantguard.whole_files import TEMPORARY, replace_file
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -39,7 +39,6 @@ LFS_MARK = b"version https://git-lfs.github.com/spec/"
 READING_TRIES = 5
 
 _NAME = re.compile(r"[a-z]+-[0-9a-f]{16}\.(json|qglp)")
-_TEMPORARY = ".tmp-"
 _CAPTURE = "Record one with: quantguard capture CONFIG"
 _MEND = (
     "Restore the folder from version control, or record it anew with: quantguard capture CONFIG "
@@ -374,9 +373,9 @@ def _write_folder(path: Path, contents: Mapping[str, bytes], manifest: Callable[
     try:
         with _locked(path) as alone:
             for name, content in contents.items():
-                _write_file(path / name, content)
+                replace_file(path / name, content, durable=True)
             written = manifest()
-            _write_file(path / MANIFEST, _dump_manifest(written))
+            replace_file(path / MANIFEST, _dump_manifest(written), durable=True)
             if alone:
                 _remove_stale(path, written)
     except BaseException:
@@ -400,23 +399,6 @@ def _dump_manifest(manifest: Manifest) -> bytes:
     return orjson.dumps(manifest.model_dump(mode="json"), option=options)
 
 
-def _write_file(file: Path, content: bytes) -> None:
-    """Write under a temporary name, down to the disk, then rename."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=_TEMPORARY)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes files private; a recording is shared like any other file in a repository.
-        temporary.chmod(0o644)
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """One writer at a time. Yields False on a file system without locks: stale files are then left alone."""
@@ -435,6 +417,6 @@ def _locked(path: Path) -> Iterator[bool]:
 def _remove_stale(path: Path, manifest: Manifest) -> None:
     """Remove files of earlier recordings and of writers that died; only names that we give ourselves."""
     for file in path.iterdir():
-        ours = _NAME.fullmatch(file.name) or file.name.startswith(_TEMPORARY)
+        ours = _NAME.fullmatch(file.name) or file.name.startswith(TEMPORARY)
         if ours and file.name not in manifest.files:
             file.unlink(missing_ok=True)

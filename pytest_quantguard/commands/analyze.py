@@ -83,7 +83,7 @@ def _write_html(path: Path, analysis: Analysis, against: tuple[Analysis, MixDist
     from pytest_quantguard.report.html_analysis import render_analysis
     from pytest_quantguard.results import write_whole
 
-    write_whole(path, render_analysis(analysis, against).encode(), "The page")
+    write_whole(path, render_analysis(analysis, against).encode(), "The page", "another FILE")
     tell(f"page written to {path}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_quantguard.commands import ExitCode, print_json
 
 NAME = "report"
+ELSEWHERE = "another folder with --output=DIR"
 SUMMARY = "make the HTML and Markdown report of a result.json"
 DESCRIPTION = """\
 Write report.html (one file, opens offline) and summary.md from the
@@ -63,8 +64,8 @@ def _make(arguments: argparse.Namespace) -> int:
         print(render_markdown(result, changes=changes), end="")
         return ExitCode.DONE
     folder = arguments.output or source
-    report = write_report(folder / REPORT_FILE, result, changes)
-    summary = write_summary(folder / SUMMARY_FILE, result, changes)
+    report = write_report(folder / REPORT_FILE, result, changes, ELSEWHERE)
+    summary = write_summary(folder / SUMMARY_FILE, result, changes, ELSEWHERE)
     if arguments.json:
         about = {"verdict": result.verdict, "partial": result.partial}
         print_json({"report": str(report), "summary": str(summary), **about})

@@ -9,9 +9,7 @@ own, or are generated.
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +27,7 @@ from pytest_quantguard.prompts.measures import LOW_MEANING, measure_text
 from pytest_quantguard.prompts.prompt import Prompt
 from pytest_quantguard.prompts.tasks import TASKS
 from pytest_quantguard.prompts.words import Language
+from pytest_quantguard.whole_files import replace_file
 
 LOW_MEANING_SCALE = "low_meaning"
 """The key of `scale` that applies to all low-meaning prompts; every other one is a task."""
@@ -134,18 +133,9 @@ def write_calibration_set(path: Path, calibration: CalibrationSet) -> None:
         orjson.dumps({"id": prompt.id, "task": prompt.task, "language": prompt.language, "text": prompt.text})
         for prompt in calibration.prompts
     ]
-    temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(b"\n".join(lines) + b"\n")
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        replace_file(path, b"\n".join(lines) + b"\n")
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

@@ -14,7 +14,7 @@ from pytest_quantguard.errors import QuantguardError
 from pytest_quantguard.report.history import HISTORY_FILE, append_entry, entry_of, read_history
 from pytest_quantguard.report.html import render_html
 from pytest_quantguard.report.markdown import render_markdown
-from pytest_quantguard.results import RunResult, write_result, write_whole
+from pytest_quantguard.results import ELSEWHERE, RunResult, write_result, write_whole
 
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.md"
@@ -68,14 +68,18 @@ def changes_of(folder: Path, result: RunResult) -> Changes | None:
     return None
 
 
-def write_report(path: Path, result: RunResult, changes: Changes | None = None) -> Path:
-    """The HTML report; raises `QuantguardError` where it cannot be written."""
-    return write_whole(path, render_html(result, changes=changes).encode(), "The report")
+def write_report(
+    path: Path, result: RunResult, changes: Changes | None = None, elsewhere: str = ELSEWHERE
+) -> Path:
+    """The HTML report; raises `QuantguardError` where it cannot be written, but perhaps `elsewhere`."""
+    return write_whole(path, render_html(result, changes=changes).encode(), "The report", elsewhere)
 
 
-def write_summary(path: Path, result: RunResult, changes: Changes | None = None) -> Path:
-    """The Markdown summary; raises `QuantguardError` where it cannot be written."""
-    return write_whole(path, render_markdown(result, changes=changes).encode(), "The summary")
+def write_summary(
+    path: Path, result: RunResult, changes: Changes | None = None, elsewhere: str = ELSEWHERE
+) -> Path:
+    """The Markdown summary; raises `QuantguardError` where it cannot be written, but perhaps `elsewhere`."""
+    return write_whole(path, render_markdown(result, changes=changes).encode(), "The summary", elsewhere)
 
 
 def _add_to_history(folder: Path, result: RunResult) -> Changes | None:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from pytest_quantguard.commands import analyze, calibration_set
-from pytest_quantguard.errors import ConfigError
+from pytest_quantguard.errors import ConfigError, QuantguardError
 from pytest_quantguard.prompts.builtin import task_prompts
 from pytest_quantguard.prompts.tasks import TASKS
 
@@ -135,6 +135,14 @@ def test_what_is_read_is_not_replaced(evaluation: str, tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match=r"would replace .*eval\.jsonl, which is read"):
                 run(analyze, *words, "--html", output)
     assert Path(evaluation).read_bytes() == content
+
+
+def test_a_page_that_cannot_be_written(evaluation: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        QuantguardError, match=r"The page could not be written to .*, or choose another FILE\."
+    ):
+        run(analyze, evaluation, "--html", str(Path(evaluation) / "page.html"))
+    assert [path.name for path in tmp_path.iterdir()] == ["eval.jsonl"]
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

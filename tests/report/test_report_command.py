@@ -75,7 +75,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     write_result(tmp_path, full())
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert cli.main(["report", str(tmp_path), "--output", str(tmp_path / "file" / "below")]) == 3
-    assert "The report could not be written to" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "The report could not be written to" in said
+    assert "choose another folder with --output=DIR." in said, "the option of this command"
 
 
 def test_without_an_utf8_locale(tmp_path: Path) -> None:
