@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,10 @@ SCENARIO = DecodeHeavy(kind="decode_heavy", input_tokens=16, output_tokens=48, r
 LEVEL, ROUNDS, WARMUP = 8, 7, 5
 MAX_SLOWDOWN, MAX_SCATTER = 0.05, 0.10
 SLOW = "slow_step:share=0.1"
-LONGEST = 10
-"""Runs in the longest record; so many clean runs come before the first comparison."""
 STATUSES = ("regressed", "inconclusive", "unchanged", "improved")
 
 Run = dict[str, Any]
+Chooser = Callable[[Sequence[Run], int, int], list[Run]]
 
 
 def run(folder: Path, faults: list[str]) -> Run:
@@ -70,17 +69,17 @@ def run(folder: Path, faults: list[str]) -> Run:
 
 
 def before(clean: Sequence[Run], number: int, count: int) -> list[Run]:
-    """The clean runs before number `number`."""
-    return list(clean[number - count : number])
+    """The last clean runs before number `number`; fewer where there are no more."""
+    return list(clean[max(0, number - count) : number])
 
 
 def spread_out(clean: Sequence[Run], number: int, count: int) -> list[Run]:
     """Clean runs other than `number`, evenly over the trial, as if added on different days."""
     step = len(clean) / (count + 1)
-    return [clean[int(number + step * (i + 1)) % len(clean)] for i in range(count)]
+    return [clean[int(number + step * (i + 1)) % len(clean)] for i in range(count)] if step >= 1 else []
 
 
-RECORDS = (
+RECORDS: tuple[tuple[str, Chooser, int], ...] = (
     ("the run before", before, 1),
     ("5 runs before", before, 5),
     ("10 runs before", before, 10),
@@ -101,24 +100,38 @@ def verdict(record: Sequence[Run], now: Run, *, conditions: bool) -> str:
     return found.status
 
 
+def verdicts(
+    runs: dict[str, list[Run]], which: str, record: tuple[str, Chooser, int], *, conditions: bool
+) -> Counter[str]:
+    """Of every run for which there is a record. With the gate's conditions that has no run which scatters by
+    more than may be: none such is accepted or added.
+    """
+    _, choose, count = record
+    found: Counter[str] = Counter()
+    clean = runs["clean"]
+    usable = [not conditions or scatter(one["times"]) <= MAX_SCATTER for one in clean]
+    pool = [one for one, fit in zip(clean, usable, strict=True) if fit]
+    for number, now in enumerate(runs[which], start=which == "slow"):
+        chosen = choose(pool, sum(usable[:number]), count)
+        if len(chosen) == count:
+            found[verdict(chosen, now, conditions=conditions)] += 1
+    return found
+
+
 def table(runs: dict[str, list[Run]]) -> list[str]:
-    """One row per kind of comparison, record and rules; the same runs are judged in all of them."""
+    """One row per kind of run, record and rules; the same runs are judged in all of them."""
     clean, slow = runs["clean"], runs["slow"]
-    numbered = {
-        "nothing changed": list(enumerate(clean))[LONGEST:],
-        "10 % of each step": list(enumerate(slow, start=1))[LONGEST - 1 :],
-    }
-    lines = [f"{'':<20}{'record':<18}{'rules':<16}" + "".join(f"{status:>14}" for status in STATUSES)]
-    for name, compared in numbered.items():
-        for what, choose, count in RECORDS:
+    lines = [
+        f"{'':<20}{'record':<18}{'rules':<16}{'compared':>9}"
+        + "".join(f"{status:>14}" for status in STATUSES)
+    ]
+    for which, name in (("clean", "nothing changed"), ("slow", "10 % of each step")):
+        for record in RECORDS:
             for conditions in (True, False):
-                counts = Counter(
-                    verdict(choose(clean, number, count), now, conditions=conditions)
-                    for number, now in compared
-                )
+                counts = verdicts(runs, which, record, conditions=conditions)
                 rules = "the gate's" if conditions else "interval alone"
                 cells = "".join(f"{counts[status]:>14}" for status in STATUSES)
-                lines.append(f"{name:<20}{what:<18}{rules:<16}{cells}")
+                lines.append(f"{name:<20}{record[0]:<18}{rules:<16}{counts.total():>9}{cells}")
     scatters = sorted(scatter(one["times"]) for one in (*clean, *slow))
     disturbed = sum(bool(one["disturbances"]) for one in (*clean, *slow))
     differ = run_spread([one["times"] for one in clean]) or 0.0
@@ -129,7 +142,7 @@ def table(runs: dict[str, list[Run]]) -> list[str]:
     return lines
 
 
-def main(output: Path, clean_runs: int = 60, slow_runs: int = 29, seconds: int = 3600) -> None:
+def main(output: Path, clean_runs: int = 51, slow_runs: int = 20, seconds: int = 3600) -> None:
     began = time.monotonic()
     runs = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"clean": [], "slow": []}
     with tempfile.TemporaryDirectory() as folder:
