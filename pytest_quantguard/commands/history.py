@@ -48,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print; raises `QuantguardError` where there is no history, or none of that name."""
     from pytest_quantguard.errors import ConfigError
     from pytest_quantguard.report.history import read_history
-    from pytest_quantguard.report.history_text import as_json, log_lines, trend_lines, with_unicode
+    from pytest_quantguard.report.history_text import as_json, log_lines, trend_lines, trends, with_unicode
 
     if arguments.last < 1:
         raise ConfigError(f"--last={arguments.last}: at least 1 is needed.")
@@ -64,6 +64,12 @@ def execute(arguments: argparse.Namespace) -> int:
             names = ", ".join(sorted({entry.name for entry in history.entries})) or "none"
             raise ConfigError(
                 f"{arguments.history} has no run of '{arguments.name}'; it has runs of: {names}."
+            )
+    known = [trend.name for trend in trends(entries)]
+    for text in arguments.figure:
+        if not any(text in name for name in known):
+            raise ConfigError(
+                f"--figure={text}: no figure's name contains that. There are: {', '.join(known) or 'none'}."
             )
     if arguments.json:
         print_json(as_json(entries, arguments.last, arguments.figure))

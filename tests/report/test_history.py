@@ -260,3 +260,7 @@ def test_bad_use_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(["history", str(tmp_path), "--name", "nobody"]) == 2
     assert "has no run of 'nobody'; it has runs of: gate." in capsys.readouterr().err
     assert cli.main(["history", str(tmp_path), "--last", "0"]) == 2
+    capsys.readouterr()
+    assert cli.main(["history", str(tmp_path), "--figure", "kl_mean", "--figure", "kl_maen"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--figure=kl_maen: no figure's name contains that. There are: kl_mean[prefill-bs8]." in said
