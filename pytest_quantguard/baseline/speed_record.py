@@ -21,6 +21,8 @@ MAX_RUNS = 10
 """So many runs of a cell are kept: more would hardly narrow Student's quantile, and old ones grow stale."""
 COMPARED = ("duration", "mean_e2e_latency_ms")
 """Figures of which ratios are taken."""
+SHORTEST, LONGEST = 1e-9, 1e12
+"""Of a compared figure, seconds or milliseconds: what is beyond is no time, and its ratios overflow."""
 
 
 class SpeedModel(BaseModel):
@@ -38,8 +40,8 @@ class RecordedRun(SpeedModel):
     @model_validator(mode="after")
     def _times_are_times(self) -> RecordedRun:
         for name in COMPARED:
-            if min(self.figures.get(name, [1.0])) <= 0:
-                raise ValueError(f"{name} is not above 0 in every round")
+            if not all(SHORTEST <= value <= LONGEST for value in self.figures.get(name, ())):
+                raise ValueError(f"{name} is not between {SHORTEST:g} and {LONGEST:g} in every round")
         return self
 
 
@@ -65,8 +67,13 @@ class SpeedRecord(SpeedModel):
 
 def write_speed_record(folder: Path, record: SpeedRecord) -> None:
     """Attach the record to the accepted run in `folder`, in place of an older one. Raises BaselineError."""
+    write_attachment(folder, ATTACHMENT, dump_speed_record(record))
+
+
+def dump_speed_record(record: SpeedRecord) -> bytes:
+    """The attachment's content."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_attachment(folder, ATTACHMENT, orjson.dumps(record.model_dump(mode="json"), option=options))
+    return orjson.dumps(record.model_dump(mode="json"), option=options)
 
 
 def known_speed_record(folder: Path) -> bytes | None:

@@ -31,7 +31,20 @@ def test_a_whole_record_is_read() -> None:
 
 @pytest.mark.parametrize(
     "rounds",
-    [[], None, 1.0, ["NaN", 1.0], ["Infinity"], ["x"], [0.0], [1.0, -1.0], [None], [[1.0]]],
+    [
+        [],
+        None,
+        1.0,
+        ["NaN", 1.0],
+        ["Infinity"],
+        ["x"],
+        [0.0],
+        [1.0, -1.0],
+        [1e-300],
+        [1e300],
+        [None],
+        [[1.0]],
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("figure", ["duration", "mean_e2e_latency_ms"])

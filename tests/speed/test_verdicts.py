@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from pytest_quantguard.baseline.speed_record import LONGEST, SHORTEST
 from pytest_quantguard.stats.speed import (
     MIN_NOISE,
     SlowdownVerdict,
@@ -153,6 +154,17 @@ def test_the_rounds_of_several_runs_are_drawn_each_from_its_own() -> None:
     assert found.value == pytest.approx(1.3 / (1.2 * 1.1) ** 0.5)
     low, high = np.exp(np.quantile(every, [0.025, 0.975]))
     assert (found.low, found.high) == pytest.approx((low, high), rel=0.01)
+
+
+def test_runs_as_far_apart_as_a_record_may_hold_are_a_verdict() -> None:
+    verdict = decide_slowdown(
+        accepted=runs_at(SHORTEST, LONGEST, SHORTEST),
+        measured=[LONGEST] * 7,
+        max_slowdown=0.05,
+        max_scatter=0.1,
+    )
+    assert verdict.status == "inconclusive"
+    assert np.isfinite([verdict.noise, verdict.ratio.low, verdict.ratio.high]).all()
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
