@@ -160,6 +160,43 @@ def test_unknown_quantization_method(tmp_path: Path) -> None:
     assert "supported: modelopt, compressed-tensors, fp8" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "weights", "expected"),
+    [
+        (
+            "pack-quantized",
+            {},
+            "format': 'pack-quantized' is not supported by the emulator; supported: nvfp4",
+        ),
+        ("float-quantized", {"num_bits": 4}, "weights': '4-bit float' is not supported"),
+        ("float-quantized", {"type": "int"}, "weights': '8-bit int' is not supported"),
+        ("float-quantized", {"strategy": "group"}, "weights.strategy': 'group' is not supported"),
+        ("float-quantized", {"strategy": None}, "supported: tensor, channel, block"),
+        (
+            "float-quantized",
+            {"strategy": "block", "block_structure": [64, 64]},
+            "weights.block_structure': [64, 64] is not supported",
+        ),
+        ("nvfp4-pack-quantized", {"group_size": 32}, "weights.group_size': NVFP4 has a scale for every 16"),
+        ("nvfp4-pack-quantized", {"group_size": None}, "weights.group_size'"),
+    ],
+)
+def test_compressed_tensors_configs_that_cannot_be_served(
+    tmp_path: Path, kind: str, weights: dict[str, Any], expected: str
+) -> None:
+    whole = {"num_bits": 8, "type": "float", "strategy": "tensor", "group_size": 16, **weights}
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": whole}},
+        "ignore": ["lm_head"],
+    }
+    text = message(random_model(tmp_path / "model", quantization_config=section))
+    assert "config.json" in text
+    assert "quantization_config.config_groups.group_0." in text
+    assert expected in text
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("part", ["input_scale", "weight_scale_2"])
 def test_useless_scales_are_refused(tmp_path: Path, part: str, value: float) -> None:
