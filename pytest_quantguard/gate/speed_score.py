@@ -82,11 +82,17 @@ def _relative_task_score(trial: Trial) -> float | None:
     if trial.config.generation is None:
         return None
     known = known_generation(trial)
-    figure = None if known is None else figures_of(known.pairs).metrics.get("relative_score")
-    if figure is None:
+    if known is None:
         raise BaselineError(
             "The score's correctness is the task score over the reference's, and no generated answers were "
             "scored in this session: run the generation checks too (they are marked slow)."
+        )
+    figure = figures_of(known.pairs).metrics.get("relative_score")
+    if figure is None:
+        raise BaselineError(
+            "The score's correctness is the task score over the reference's, and the reference scores 0, a "
+            "share of which is not defined. Ask something that it can do (generation.tasks: shorter or easier "
+            "prompts)."
         )
     return figure.value
 

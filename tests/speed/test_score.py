@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,7 +65,8 @@ def judge(
         options=SimpleNamespace(output=Path("out")),
     )
     measured = None if relative is None else SimpleNamespace(pairs=())
-    metrics = {} if relative is None else {"relative_score": SimpleNamespace(value=relative)}
+    scored = relative is not None and not math.isnan(relative)
+    metrics = {"relative_score": SimpleNamespace(value=relative)} if scored else {}
     monkeypatch.setattr(speed_score, "known_generation", lambda _: measured)
     monkeypatch.setattr(speed_score, "figures_of", lambda _: SimpleNamespace(metrics=metrics))
     return judge_score(cast(Any, trial), CHECK)
@@ -88,6 +90,11 @@ def test_correctness_counts(monkeypatch: pytest.MonkeyPatch, relative: float, co
 def test_without_answers_there_is_no_task_score(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BaselineError, match="run the generation checks too"):
         judge(monkeypatch, generation=True)
+
+
+def test_a_reference_that_scores_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BaselineError, match="the reference scores 0, a share of which is not defined"):
+        judge(monkeypatch, relative=math.nan, generation=True)
 
 
 def test_scattered_rounds_make_a_bounded_score_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
