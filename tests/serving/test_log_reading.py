@@ -66,6 +66,16 @@ def test_every_recorded_log_has_an_expectation() -> None:
             "argument --tp-size: invalid int",
         ),
         (
+            "x: error: argument --quantization: invalid choice: 'fp88' (choose from 'awq', 'fp8', 'gptq')",
+            "invalid value",
+            "--quantization cannot be 'fp88'; nearest known: fp8 (choose from",
+        ),
+        (
+            "usage: x [--foo] [--bar-baz]\nx: error: unrecognized arguments: --fooo 3 --bar-bas=4",
+            "unknown flag",
+            "does not know --fooo (nearest known: --foo), --bar-bas (nearest known: --bar-baz); see",
+        ),
+        (
             "x: error: the following arguments are required: --model-path",
             "invalid value",
             "required: --model-path",
@@ -170,3 +180,10 @@ def test_the_tail_is_short_and_plain() -> None:
     end = tail(text, lines=3)
     assert end.splitlines()[:2] == ["line 98", "line 99"]
     assert len(end.splitlines()[2]) == 300
+
+
+def test_the_tail_leaves_out_the_command_blank_lines_and_our_polling() -> None:
+    polling = 'INFO: 127.0.0.1:1 - "GET /health_generate HTTP/1.1" 503'
+    assert tail(f"$ python -m server\n\none\n{polling}\n  \ntwo\n") == "one\ntwo"
+    assert tail("one\n$ echo two\n") == "one\n$ echo two", "only a first line is the command"
+    assert tail("$ python -m server\n") == tail("") == ""
