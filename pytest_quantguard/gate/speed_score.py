@@ -91,8 +91,8 @@ def _relative_task_score(trial: Trial) -> float | None:
     if figure is None:
         raise BaselineError(
             "The score's correctness is the task score over the reference's, and the reference scores 0, a "
-            "share of which is not defined. Ask something that it can do (generation.tasks: shorter or easier "
-            "prompts)."
+            "share of which is not defined. Ask something that it can do: shorter or easier prompts "
+            "(generation.tasks)."
         )
     return figure.value
 
