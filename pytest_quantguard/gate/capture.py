@@ -55,6 +55,7 @@ def record_generation(trial: Trial) -> str:
             f"{trial.config_path}: `baseline` is a URL, and generated answers are added to a folder on this "
             f"machine only. Record and push the whole baseline: {trial.capture_command}"
         )
+    _require_place(trial, None)
     generation_prompts(trial)
     read_manifest(folder)
     with _started_reference(trial) as server:

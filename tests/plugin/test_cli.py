@@ -159,8 +159,9 @@ def test_baseline_at_a_url(
 
 
 def test_push_needs_a_url(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["capture", "gate.yaml", "--push"]) == 2
-    assert "there is nowhere to push to" in capsys.readouterr().err
+    for words in ([], ["--generation"]):
+        assert main(["capture", "gate.yaml", "--push", *words]) == 2
+        assert "there is nowhere to push to" in capsys.readouterr().err
     result = captured.run("--quantguard-push")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
