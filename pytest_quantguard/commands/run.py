@@ -7,8 +7,12 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_quantguard.commands import ExitCode, print_json, tell
+
+if TYPE_CHECKING:
+    import pytest
 
 NAME = "run"
 SUMMARY = "run the gate of one or several configs"
@@ -50,8 +54,9 @@ def run_gate(arguments: argparse.Namespace, extra: Sequence[str]) -> int:
     words += [f"--quantguard-repeats={arguments.repeats}"] if arguments.repeats is not None else []
     output = arguments.output or Path(".quantguard")
     before = {config.name: _version(output / config.name / RESULT_FILE) for config in configs}
+    ending = _Ending()
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        code = pytest.main([*QUIET, *words, *extra, *arguments.pytest_arguments])
+        code = pytest.main([*QUIET, *words, *extra, *arguments.pytest_arguments], plugins=[ending])
     if arguments.json:
         results = []
         for name, old in before.items():
@@ -63,9 +68,21 @@ def run_gate(arguments: argparse.Namespace, extra: Sequence[str]) -> int:
     return {
         pytest.ExitCode.OK: ExitCode.DONE,
         pytest.ExitCode.TESTS_FAILED: ExitCode.FAILED,
-        pytest.ExitCode.INTERRUPTED: ExitCode.INTERRUPTED,
+        pytest.ExitCode.INTERRUPTED: ExitCode.INTERRUPTED if ending.interrupted else ExitCode.USAGE,
         pytest.ExitCode.USAGE_ERROR: ExitCode.USAGE,
     }.get(pytest.ExitCode(code), ExitCode.IMPOSSIBLE)
+
+
+class _Ending:
+    """Whether somebody stopped pytest. Tests that cannot be collected end it with the same exit code."""
+
+    interrupted = False
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Called for both."""
+        import pytest
+
+        self.interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)
 
 
 def _version(file: Path) -> tuple[int, int] | None:

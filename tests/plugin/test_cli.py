@@ -102,6 +102,19 @@ def test_run_returns_the_verdict_and_prints_results(
     assert main(["run", "none.yaml"]) == 2
 
 
+def test_tests_that_cannot_be_collected_are_no_interrupt(
+    captured: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured.pytester.makepyfile(test_broken="import nowhere_to_be_found\n")
+    assert main(["run", "gate.yaml", "--", "test_broken.py", "-k", "server"]) == 2
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pytest_quantguard.gate.trial.Trial.server", stop)
+    assert main(["run", "gate.yaml", "--", "-k", "server"]) == 130
+
+
 def test_accept_stores_and_run_sees_drift(captured: Project) -> None:
     captured.write(accuracy={"kl_mean": {"max": 1}, "drift": {"kl_mean": {"max_increase": "5%"}}})
     assert main(["accept", "gate.yaml"]) == 0
