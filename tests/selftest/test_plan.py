@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,9 @@ def test_batch_sizes_that_would_repeat_others_are_left_out(
     recording = make_recording(count=prompts)
     plan = plan_selftest(config_of(sizes), recording, prompts=None, score_tokens=None)
     assert plan.config.suite.batch_sizes == kept
+    left_out = ", ".join(str(size) for size in sizes if size not in kept)
+    said = f"batch size {left_out} is left out: with {prompts} prompts it would be {max(kept)} again"
+    assert (said in plan.notes) == (kept != sizes)
     assert any("left out" in note for note in plan.notes) == (kept != sizes)
 
 
@@ -134,6 +138,33 @@ def test_a_chunk_is_shorter_than_the_longest_text_unless_the_config_says() -> No
     assert plan.config.candidate.server_args["chunked_prefill_size"] == plan.chunk_size  # type: ignore[union-attr]
     assert plan.reduced
     candidate = {**tiny_config()["candidate"], "server_args": {"chunked-prefill-size": 512}}
-    plan = plan_selftest(config_of([1], candidate=candidate), recording, prompts=9, score_tokens=9)
+    config = config_of([1], candidate=candidate)
+    plan = plan_selftest(config, recording, prompts=9, score_tokens=9)
     assert plan.chunk_size is None
     assert not plan.reduced
+    for prompts, scored in ((4, None), (None, 5)):
+        assert plan_selftest(config, recording, prompts=prompts, score_tokens=scored).reduced
+
+
+@pytest.mark.parametrize(
+    ("longest", "chunk"), [(7, 16), (42, 16), (43, 32), (85, 32), (86, 64), (512, 256), (700, 512)]
+)
+def test_a_chunk_is_the_largest_power_of_two_in_three_quarters_of_the_longest_text(
+    longest: int, chunk: int
+) -> None:
+    recording = make_recording(count=2, span=6)
+    first, second = recording.prompts
+    text = np.arange(1, longest + 1, dtype=np.int32)
+    prompts = (
+        replace(first, token_ids=text, prompt_tokens=longest - 6, span_start=longest - 6),
+        replace(second, token_ids=text[:7], prompt_tokens=1, span_start=1),
+    )
+    recording = replace(recording, prompts=prompts)
+    assert plan_selftest(config_of([1]), recording, prompts=None, score_tokens=None).chunk_size == chunk
+
+
+def test_what_is_not_tried_is_said() -> None:
+    config = config_of([1], generation={"tasks": {"qa": {"size": 1}}})
+    plan = plan_selftest(config, make_recording(), prompts=None, score_tokens=None)
+    assert "no text is generated: faults of generation are not tried" in plan.notes
+    assert plan.config.generation is None

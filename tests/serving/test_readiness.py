@@ -119,6 +119,29 @@ def test_answers_that_end_the_wait(
         wait.wait()
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "the server ended with exit code 3, 2 s after its start"),
+        (-9, r"exit code -9 \(killed by the kernel when memory ran out, or by itself after a child failed\)"),
+        (-15, r"exit code -15 \(signal 15\)"),
+    ],
+)
+def test_a_server_that_ends_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, words: str
+) -> None:
+    ends = SimpleNamespace(poll=lambda: None)
+
+    def later(seconds: float) -> None:
+        if seconds > 1:
+            ends.poll = lambda: code
+
+    wait = startup(monkeypatch, tmp_path / "log", later)
+    wait._process = ends  # type: ignore[assignment]
+    with pytest.raises(ServerStartError, match=words):
+        wait.wait()
+
+
 def test_ready_after_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([None, (503, b""), (503, b"")])
     wait = startup(monkeypatch, tmp_path / "log", lambda _: None, answer=lambda: next(answers, (200, b"")))
