@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from pytest_quantguard.commands import ExitCode
 from pytest_quantguard.emulator.options import add_arguments as add_emulator_arguments
 from pytest_quantguard.emulator.options import options_from
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Serve; 0 after a signal, 1 when the server could not start."""
+    """Serve until a signal."""
     from pytest_quantguard.emulator.launch import serve
 
-    return serve(options_from(arguments))
+    return ExitCode.DONE if serve(options_from(arguments)) == 0 else ExitCode.IMPOSSIBLE

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_quantguard.commands import ExitCode, print_json, tell
+from pytest_quantguard.commands import ExitCode, positive, print_json, tell
 
 if TYPE_CHECKING:
     from pytest_quantguard.scaffold import Plan
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", help="of the running server (backend attach)")
     add("--quantization", metavar="METHOD", help="as the server calls it (default: from the model's name)")
     add("--kv-cache-dtype", metavar="DTYPE", help="such as fp8_e4m3 (default: the server's)")
-    add("--tp", type=int, default=1, metavar="N", help="GPUs of one server (default: %(default)s)")
+    add("--tp", type=positive, default=1, metavar="N", help="GPUs of one server (default: %(default)s)")
     add("--baseline", metavar="PLACE", help="folder or URL (default: baselines/<reference>-bf16)")
     add("--folder", type=Path, default=Path(), metavar="DIR", help="the project's root (default: here)")
     add("--no-workflow", action="store_true", help="no .github files")

@@ -31,5 +31,5 @@ def test_serves_and_ends(tmp_path: Path) -> None:
 def test_what_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with HeldPort(None) as held:
         port = str(held.port)
-    assert main(["emulate", "--model-path", str(tmp_path), "--port", port]) == 1
+    assert main(["emulate", "--model-path", str(tmp_path), "--port", port]) == 3
     assert "holds no config.json" in capsys.readouterr().err

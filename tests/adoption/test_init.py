@@ -224,6 +224,15 @@ def test_flags_that_make_no_config_write_nothing(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize("number", ["0", "-2", "two"])
+def test_a_server_has_a_whole_number_of_gpus(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *QWEN, f"--tp={number}"])
+    assert ended.value.code == 2
+    assert "expected a whole number above 0" in capsys.readouterr().err
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
