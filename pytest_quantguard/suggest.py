@@ -1,4 +1,4 @@
-"""Proposes accuracy bounds from what was measured: the value, plus a margin that is said.
+"""Proposes bounds from what was measured: the value, plus a margin that is said.
 
 The margin covers what may change between two good runs: kernels, versions, summation order. It is a share of
 the measured value, and never less than twice the candidate's own run-to-run spread or the reference's noise
@@ -57,14 +57,36 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyBound:
+    """A bound at one key of the config, outside `accuracy`.
+
+    path: the keys from the top. old: what the config has; None for nothing. shown: the new value as the
+    config writes it. relative: both are shares, written in percent.
+    """
+
+    path: tuple[str, ...]
+    side: str
+    new: float
+    old: float | None
+    reason: str
+    shown: str
+    relative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
-    """All suggestions for a config; measurements: repetitions of each cell."""
+    """All suggestions for a config; measurements: repetitions of each cell. keys: of other sections.
+
+    notes: why something is not proposed.
+    """
 
     name: str
     margin: float
     measurements: int
     cells: int
     suggestions: tuple[Suggestion, ...]
+    keys: tuple[KeyBound, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def measure(trial: Trial) -> Observed:
@@ -155,7 +177,7 @@ def _suggest(metric: Metric, observed: Observed, floors: NoiseFloors, margin: fl
     floor = max(known, key=lambda value: _badness(metric, value)) if known else None
     noise = 0.0 if floor is None else abs(_badness(metric, floor))
     room = max(margin * abs(_badness(metric, worst)), SPREADS * (spread or 0.0), SPREADS * noise)
-    bound = _rounded_outwards(_badness(metric, worst) + room)
+    bound = rounded_outwards(_badness(metric, worst) + room)
     higher = metric.better == "higher"
     return Suggestion(
         metric=metric.name,
@@ -176,12 +198,13 @@ def _badness(metric: Metric, value: float) -> float:
     return value if metric.better == "lower" else metric.limits[1] - value
 
 
-def _rounded_outwards(value: float) -> float:
-    """Two significant digits, never below the value."""
+def rounded_outwards(value: float, *, down: bool = False) -> float:
+    """Two significant digits, never below the value; never above it if `down`."""
     if value <= 0:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return round(math.ceil(round(value / step, 6)) * step, 12)
+    rounded = math.floor if down else math.ceil
+    return round(rounded(round(value / step, 6)) * step, 12)
 
 
 def _of_phase(suggestion: Suggestion, phase: Phase | None) -> Suggestion:
@@ -211,7 +234,29 @@ def as_yaml(proposal: Proposal, extends: str | Path) -> str:
         for item in special:
             entry = f"    - {{phase: {item.phase}, {entry_of(item)}}}"
             lines += [f"    # {reason_of(item)}", entry]
+    lines += _key_lines(proposal.keys)
+    lines += [f"# {note}" for note in proposal.notes]
     return "\n".join(lines) + "\n"
+
+
+def _key_lines(keys: Sequence[KeyBound]) -> list[str]:
+    """Sections other than accuracy, nested as their paths are."""
+    lines: list[str] = []
+    at: tuple[str, ...] = ()
+    for item in keys:
+        *parents, last = item.path
+        entry = f"{last}: {item.shown}"
+        if last == item.side:  # The bound of a figure is a mapping, and short enough for one line.
+            entry = f"{parents.pop()}: {{{entry}}}"
+        common = next(
+            (i for i, (a, b) in enumerate(zip(parents, at, strict=False)) if a != b),
+            min(len(parents), len(at)),
+        )
+        lines += [f"{'  ' * depth}{parents[depth]}:" for depth in range(common, len(parents))]
+        indent = "  " * len(parents)
+        lines += [f"{indent}# {item.reason}", f"{indent}{entry}"]
+        at = tuple(parents)
+    return lines
 
 
 def entry_of(item: Suggestion) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import yaml
 
 from pytest_quantguard.errors import ConfigError
-from pytest_quantguard.suggest import STARTING_POINTS, Proposal, Suggestion, entry_of, reason_of
+from pytest_quantguard.suggest import STARTING_POINTS, KeyBound, Proposal, Suggestion, entry_of, reason_of
+
+OWN_REMARK = re.compile(r"# (worst|measured) \S.*")
+"""The reason of an earlier proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,14 @@ class _Edit:
 
 
 def apply_to(text: str, proposal: Proposal) -> str:
-    """`text` of a config with the proposed bounds in its own `accuracy` section.
+    """`text` of a config with the proposed bounds in its own sections.
 
     Bounds that the section has get another number, others are added at its beginning; what the config
     inherits is overridden here. Raises ConfigError for a section written on one line, which cannot be added
     to.
     """
+    for key in proposal.keys:
+        text = _with_key(text, key)
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     section = _value(root, "accuracy")
     if section is None:
@@ -42,7 +48,7 @@ def apply_to(text: str, proposal: Proposal) -> str:
         number = _number_of(section, item)
         if number is not None:
             edits.append(_Edit(number.start_mark.index, number.end_mark.index, f"{item.bound:.12g}"))
-            edits += _remark(text, number.end_mark.index, item)
+            edits += _remark(text, number.end_mark.index, reason_of(item))
         else:
             added.append(item)
     first = section.value[0][0].start_mark.index
@@ -77,11 +83,44 @@ def _is_of_phase(entry: yaml.Node, phase: str) -> bool:
     return isinstance(named, yaml.ScalarNode) and named.value == phase and _value(entry, "batch_size") is None
 
 
-def _remark(text: str, index: int, item: Suggestion) -> list[_Edit]:
-    """The reason at the end of the line, unless somebody wrote a comment there."""
+def _remark(text: str, index: int, reason: str) -> list[_Edit]:
+    """The reason at the end of the line, in place of an earlier one; what somebody wrote there stays."""
     end = text.find("\n", index)
     end = len(text) if end < 0 else end
-    return [] if "#" in text[index:end] else [_Edit(end, end, f"   # {reason_of(item)}")]
+    ours = OWN_REMARK.search(text, index, end)
+    if ours is not None:
+        return [_Edit(ours.start(), end, f"# {reason}")]
+    return [] if "#" in text[index:end] else [_Edit(end, end, f"   # {reason}")]
+
+
+def _with_key(text: str, item: KeyBound) -> str:
+    """`text` with one bound of another section than accuracy: another number where the key stands, else a
+    line at the beginning of the nearest section above it.
+    """
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    depth = 0
+    while depth < len(item.path) and (inner := _value(node, item.path[depth])) is not None:
+        node, depth = inner, depth + 1
+    if depth == len(item.path) and isinstance(node, yaml.ScalarNode):
+        end = node.end_mark.index
+        return _edited(
+            text, [_Edit(node.start_mark.index, end, item.shown), *_remark(text, end, item.reason)]
+        )
+    *parents, last = item.path[depth:]
+    entry = f"{last}: {item.shown}"
+    for parent in reversed(parents):
+        entry = f"{parent}: {{{entry}}}"
+    if depth == 0:
+        section, _, rest = entry.partition(": ")
+        return f"{text.rstrip()}\n{section}:   # by quantguard suggest\n  {rest[1:-1]}   # {item.reason}\n"
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        raise ConfigError(
+            f"`{'.'.join(item.path[:depth])}` has nothing in it, so where {'.'.join(item.path)} belongs is "
+            "yours to say. Use --write FILE, and copy from it."
+        )
+    first = node.value[0][0].start_mark
+    line = f"{entry}, " if node.flow_style else f"{entry}   # {item.reason}\n{' ' * first.column}"
+    return _edited(text, [_Edit(first.index, first.index, line)])
 
 
 def _new_lines(section: yaml.MappingNode, added: list[Suggestion], indent: int) -> str:

@@ -205,6 +205,25 @@ def test_suggest_takes_results(captured: Project, capfd: pytest.CaptureFixture[s
     assert (suggestion["spread"], suggestion["noise_floor"]) == (0, 0)
 
 
+def test_suggest_loosens_nothing_unless_told(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
+    tight = captured.write(accuracy={"kl_mean": {"max": 0.0001}, "agreement": {"min": 0.5}})
+    before = tight.read_text(encoding="utf-8")
+    capsys.readouterr()
+    words = ["suggest", "gate.yaml", "--from", ".quantguard/toy"]
+    assert main([*words, "--apply"]) == 2
+    said = capsys.readouterr().err
+    assert "accuracy.kl_mean    max  0.0001 -> 0.0" in said
+    assert "LOOSER" in said
+    assert "nothing was written, since accuracy.kl_mean would become looser" in said
+    assert tight.read_text(encoding="utf-8") == before
+    assert main([*words, "--apply", "--allow-looser"]) == 0
+    assert load_config(tight).accuracy.bounds["kl_mean"].max > 0.0001  # type: ignore[operator]
+    assert main([*words, "--apply"]) == 0, "nothing becomes looser any more"
+    assert main([*words, "--allow-looser"]) == 2
+    assert "--allow-looser goes with --apply" in capsys.readouterr().err
+
+
 def test_suggest_refuses(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "gate.yaml", "--metrics", "kl_maen"]) == 2
     assert "kl_maen unknown. Known are: kl_mean," in capsys.readouterr().err
