@@ -88,8 +88,13 @@ class ReferenceAnswers(BaseModel):
 
 def write_answers(path: Path, answers: ReferenceAnswers) -> None:
     """Store beside the recording at `path`, in place of earlier answers. Raises BaselineError."""
+    write_attachment(path, ATTACHMENT, dump_answers(answers))
+
+
+def dump_answers(answers: ReferenceAnswers) -> bytes:
+    """The attachment's content."""
     lines = [answers.header.model_dump_json(), *(stored.model_dump_json() for stored in answers.answers)]
-    write_attachment(path, ATTACHMENT, "".join(f"{line}\n" for line in lines).encode())
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def read_answers(path: Path, *, command: str) -> ReferenceAnswers:

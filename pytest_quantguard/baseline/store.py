@@ -60,9 +60,10 @@ class _StoredPrompt(BaseModel):
 _PROMPTS = TypeAdapter(list[_StoredPrompt])
 
 
-def write_recording(path: Path, recording: Recording) -> None:
+def write_recording(path: Path, recording: Recording, attachments: Mapping[str, bytes] | None = None) -> None:
     """Store `recording` as the folder `path`, in place of the recording and attachments that were there.
 
+    attachments: as for `write_attachment`, by name; they appear together with the recording, or not at all.
     Raises BaselineError where the folder cannot be written; what was there before is then still whole. Raises
     ValueError for a recording that contradicts itself.
     """
@@ -70,6 +71,7 @@ def write_recording(path: Path, recording: Recording) -> None:
     contents = {
         _name("prompts", content := _dump_prompts(recording.prompts), "json"): content,
         _name("data", content := encode_cells(recording.cells, recording.prompts), "qglp"): content,
+        **{_attachment_name(name, content): content for name, content in (attachments or {}).items()},
     }
     manifest = recording.manifest.model_copy(
         update={
@@ -135,9 +137,7 @@ def write_attachment(path: Path, name: str, content: bytes) -> None:
     name: lower-case letters, other than "data" and "prompts". A new recording removes its attachments: they
     belong to the old one. Raises BaselineError.
     """
-    file_name = _name(name, content, "json")
-    if not _NAME.fullmatch(file_name) or name in ("data", "prompts"):
-        raise ValueError(f"{name!r} cannot be the name of an attachment")
+    file_name = _attachment_name(name, content)
     read_manifest(path)
 
     def updated() -> Manifest:
@@ -344,6 +344,13 @@ def _name(kind: str, content: bytes, suffix: str) -> str:
     return f"{kind}-{_sha256(content)[:16]}.{suffix}"
 
 
+def _attachment_name(name: str, content: bytes) -> str:
+    file_name = _name(name, content, "json")
+    if not _NAME.fullmatch(file_name) or name in ("data", "prompts"):
+        raise ValueError(f"{name!r} cannot be the name of an attachment")
+    return file_name
+
+
 def _describe(content: bytes) -> FileRecord:
     return FileRecord(sha256=_sha256(content), size=len(content))
 
@@ -372,12 +379,13 @@ def _write_folder(path: Path, contents: Mapping[str, bytes], manifest: Callable[
     path.mkdir(parents=True, exist_ok=True)
     try:
         with _locked(path) as alone:
-            for name, content in contents.items():
-                replace_file(path / name, content, durable=True)
-            written = manifest()
-            replace_file(path / MANIFEST, _dump_manifest(written), durable=True)
-            if alone:
-                _remove_stale(path, written)
+            try:
+                for name, content in contents.items():
+                    replace_file(path / name, content, durable=True)
+                replace_file(path / MANIFEST, _dump_manifest(manifest()), durable=True)
+            finally:
+                if alone:
+                    _remove_stale(path)
     except BaseException:
         if created:
             _undo(path, contents)
@@ -414,9 +422,15 @@ def _locked(path: Path) -> Iterator[bool]:
         os.close(folder)
 
 
-def _remove_stale(path: Path, manifest: Manifest) -> None:
-    """Remove files of earlier recordings and of writers that died; only names that we give ourselves."""
+def _remove_stale(path: Path) -> None:
+    """Remove files of earlier recordings and of writers that died, or that just failed for want of room: all
+    that the manifest does not name, and only names that we give ourselves.
+    """
+    try:
+        named = read_manifest(path).files
+    except BaselineError:
+        return  # Nobody knows what belongs to it.
     for file in path.iterdir():
         ours = _NAME.fullmatch(file.name) or file.name.startswith(TEMPORARY)
-        if ours and file.name not in manifest.files:
+        if ours and file.name not in named:
             file.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pytest_quantguard.baseline.recording import Cell, CellKey
 from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
-from pytest_quantguard.baseline.speed_record import write_speed_record
+from pytest_quantguard.baseline.speed_record import ATTACHMENT, dump_speed_record, write_speed_record
 from pytest_quantguard.baseline.store import write_recording
 from pytest_quantguard.errors import BaselineError, ConfigError
 from pytest_quantguard.gate.generation import known_generation
@@ -61,9 +61,8 @@ def accept_run(trial: Trial) -> str:
     )
     folder = trial.accepted_folder()
     times = accepted_times(trial, folder)
-    write_recording(folder, recording)
-    if times.record is not None:
-        write_speed_record(folder, times.record)
+    attached = {} if times.record is None else {ATTACHMENT: dump_speed_record(times.record)}
+    write_recording(folder, recording, attached)
     place = _stored(trial, folder, remote)
     then = (
         "the config does not judge drift yet: accuracy: {drift: {kl_mean: {max_increase: 10%}}}"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_quantguard.baseline.answers import ATTACHMENT, dump_answers
 from pytest_quantguard.baseline.remote import RemoteFolder, check_pushable, push
 from pytest_quantguard.baseline.store import read_manifest, write_recording
 from pytest_quantguard.errors import ConfigError
-from pytest_quantguard.gate.generation import generation_prompts, record_answers, store_answers
+from pytest_quantguard.gate.generation import (
+    generation_prompts,
+    record_answers,
+    store_answers,
+    stored_answers,
+)
 from pytest_quantguard.gate.machine import read_machine
 from pytest_quantguard.gate.portable import portable
 from pytest_quantguard.gate.trial import Trial
@@ -34,8 +40,9 @@ def record_baseline(trial: Trial) -> str:
             progress=trial.progress,
         )
         answers = record_answers(trial, server) if config.generation is not None else None
-    write_recording(folder, recording)
-    generated = f" {store_answers(folder, answers)}" if answers is not None else ""
+    attached = {} if answers is None else {ATTACHMENT: dump_answers(answers)}
+    write_recording(folder, recording, attached)
+    generated = f" {stored_answers(answers)}" if answers is not None else ""
     pinned = "" if remote is None else _push(trial, folder, remote)
     return (
         f"baseline written to {config.baseline}: {len(recording.prompts)} prompts, "

@@ -103,6 +103,11 @@ def record_answers(trial: Trial, server: RunningServer) -> ReferenceAnswers:
 def store_answers(folder: Path, answers: ReferenceAnswers) -> str:
     """Write beside the recording in `folder`; returns a sentence for the user."""
     write_answers(folder, answers)
+    return stored_answers(answers)
+
+
+def stored_answers(answers: ReferenceAnswers) -> str:
+    """What was stored, for the user."""
     skipped = f", {len(answers.header.skipped)} skipped as too long" if answers.header.skipped else ""
     return f"{len(answers.answers)} generated answers of the reference stored{skipped}."
 

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import IO
@@ -86,8 +86,13 @@ class ResumeFile:
 
     def _write(self, record: BaseModel) -> None:
         with explained(self._path):
-            self._stream.write(record.model_dump_json().encode() + b"\n")
-            self._stream.flush()
+            try:
+                self._stream.write(record.model_dump_json().encode() + b"\n")
+                self._stream.flush()
+            except OSError:
+                with suppress(OSError):
+                    self._stream.close()  # Later it would try the same again, where nobody explains it.
+                raise
 
 
 @contextmanager

@@ -255,10 +255,12 @@ def test_prompts_that_do_not_fit(stored: Path) -> None:
 # --- writing under trouble ---
 
 
-@pytest.mark.parametrize("failing_call", [1, 2, 3])
+@pytest.mark.parametrize("failing_call", [1, 2, 3, 4])
 def test_a_full_disk_leaves_the_old_recording(
     stored: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
+    """With what is attached to it, and without what was written of the new one."""
+    write_attachment(stored, "generation", b"[1]")
     before = fingerprint(stored)
     calls = 0
 
@@ -270,11 +272,21 @@ def test_a_full_disk_leaves_the_old_recording(
 
     monkeypatch.setattr(store.os, "fsync", full)
     with pytest.raises(BaselineError, match=r"No space left on device.*is unchanged"):
-        write_recording(stored, make_recording(seed=1))
-    after = fingerprint(stored)
-    assert before.items() <= after.items()
-    assert not [name for name in after if name.startswith(".tmp-")]
+        write_recording(stored, make_recording(seed=1), {"generation": b"[2]"})
+    assert fingerprint(stored) == before
+    assert read_attachment(stored, "generation") == b"[1]"
     assert_same_cells(dict(make_recording().cells), dict(read_recording(stored).cells))
+
+
+def test_attachments_come_with_the_recording(stored: Path) -> None:
+    write_attachment(stored, "speed", b"[1]")
+    write_recording(stored, make_recording(seed=1), {"generation": b"[2]"})
+    assert read_attachment(stored, "generation") == b"[2]"
+    assert read_attachment(stored, "speed") is None
+    assert len(list(stored.iterdir())) == 4
+    for name in ("data", "prompts", "Upper", "../x", ""):
+        with pytest.raises(ValueError, match="cannot be the name of an attachment"):
+            write_recording(stored, make_recording(), {name: b"[]"})
 
 
 def test_a_full_disk_leaves_no_half_new_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

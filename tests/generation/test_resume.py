@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -142,6 +145,32 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         open_resume_file(tmp_path / "file" / "generation.jsonl", RUN, take_over=True),
     ):
         pass
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file of this process may become larger."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+
+
+def test_a_disk_that_becomes_full(path: Path) -> None:
+    """The sentence is the only error, although the file is then closed; what was kept before is there."""
+    with (
+        pytest.raises(QuantguardError, match=r"could not be kept in .*: File too large. Make room"),
+        limited(path.stat().st_size + 20),
+        open_resume_file(path, RUN, take_over=True) as file,
+    ):
+        file.keep(answer("q2"))
+    with open_resume_file(path, RUN, take_over=True) as file:
+        assert list(file.known) == ["q0", "q1"]
+        file.keep(answer("q2"))
+    with open_resume_file(path, RUN, take_over=True) as file:
+        assert list(file.known) == ["q0", "q1", "q2"]
 
 
 def test_a_time_without_a_zone_is_a_damaged_line(path: Path) -> None:
