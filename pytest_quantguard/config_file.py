@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -425,10 +425,16 @@ def _allowed_keys(path: KeyPath, data: object) -> list[str]:
         )
         if isinstance(part, int):
             continue
-        annotation = next((m.model_fields[part].annotation for m in models if part in m.model_fields), None)
+        fields = (model.model_fields[part].annotation for model in models if part in model.model_fields)
+        annotation = next(fields, annotation if _is_mapping(annotation) else None)
     found = _models_in(annotation, data)
     own = ["extends"] if not path else []
     return [*(key for model in found for key in model.model_fields), *own]
+
+
+def _is_mapping(annotation: object) -> bool:
+    """Whether any name may stand there, as those of tasks may."""
+    return get_origin(annotation) is dict or any(map(_is_mapping, get_args(annotation)))
 
 
 def _models_in(annotation: object, data: object) -> list[type[BaseModel]]:
@@ -446,7 +452,7 @@ def _models_in(annotation: object, data: object) -> list[type[BaseModel]]:
 
 
 def _unknown_key(key: str, allowed: Sequence[str]) -> str:
-    return f"unknown key{_nearest(key, allowed)} Allowed here: {', '.join(allowed)}."
+    return f"unknown key{_nearest(key, allowed)} Allowed here: {', '.join(allowed) or 'nothing'}."
 
 
 def _nearest(value: object, allowed: Sequence[str]) -> str:

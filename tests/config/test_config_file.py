@@ -91,6 +91,10 @@ def test_unknown_key_names_the_nearest_the_place_and_what_is_allowed(write: Writ
         ("suite: {phases: [prefil]}", "suite.phases[0] is 'prefil': allowed: prefill, decode; did you mean"),
         ("suite: {decode_mode: force}", "suite.decode_mode is 'force': allowed: auto, forced, resync"),
         ("drfit: {}", "drfit: unknown key. Allowed here: version, name"),
+        (
+            "generation: {tasks: {qa: {siez: 4}}}",
+            "generation.tasks.qa.siez: unknown key; did you mean 'size'? Allowed here: score,",
+        ),
         ("speed: {rounds: 0}", "speed.rounds is 0"),
         ("validity: {min_captured_mass: 2}", "validity.min_captured_mass is 2"),
         ("self_consistency: {cache: {}}", "self_consistency.cache: unknown key"),
