@@ -8,6 +8,7 @@ floor. The interval by prompt is no part of it: the next run asks the same promp
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,7 +236,10 @@ def as_yaml(proposal: Proposal, extends: str | Path) -> str:
             entry = f"    - {{phase: {item.phase}, {entry_of(item)}}}"
             lines += [f"    # {reason_of(item)}", entry]
     lines += _key_lines(proposal.keys)
-    lines += [f"# {note}" for note in proposal.notes]
+    for note in proposal.notes:
+        lines += textwrap.wrap(
+            note, 76, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+        )
     return "\n".join(lines) + "\n"
 
 

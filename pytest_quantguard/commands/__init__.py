@@ -7,7 +7,7 @@ import enum
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from pytest_quantguard.report.progress import ThrottledLines
@@ -32,12 +32,22 @@ def print_json(value: Any) -> None:
 
 def tell(line: str) -> None:
     """Progress and remarks, on stderr so that stdout stays for results."""
+    _write(line, sys.stderr)
+
+
+def say(line: str) -> None:
+    """A sentence that is the result of a command, on stdout."""
+    _write(line, sys.stdout)
+
+
+def _write(line: str, stream: TextIO) -> None:
+    """For who watches as wide as the terminal; elsewhere, where programs read, line by line as it is."""
     from pytest_quantguard.paths import with_short_paths
     from pytest_quantguard.report.visible import visible_lines
     from pytest_quantguard.report.wrapping import fitted, text_width
 
     text = visible_lines(with_short_paths(line))
-    print(fitted(text, text_width()) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    print(fitted(text, text_width()) if stream.isatty() else text, file=stream, flush=True)
 
 
 def progress_lines() -> ThrottledLines:

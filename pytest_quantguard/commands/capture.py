@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_quantguard.commands import ExitCode, print_json, progress_lines
+from pytest_quantguard.commands import ExitCode, print_json, progress_lines, say
 
 NAME = "capture"
 SUMMARY = "record the BF16 baseline of a config"
@@ -48,5 +48,5 @@ def execute(arguments: argparse.Namespace) -> int:
         manifest = read_manifest(recorded_folder(trial))
         print_json({"baseline": str(config.baseline), "manifest": manifest.model_dump(mode="json")})
     else:
-        print(done)
+        say(done)
     return ExitCode.DONE

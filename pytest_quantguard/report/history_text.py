@@ -124,10 +124,16 @@ def as_json(entries: Sequence[HistoryEntry], last: int, wanted: Sequence[str]) -
 
 
 def _runs(entries: Sequence[HistoryEntry], width: int) -> Iterator[str]:
-    for entry in entries:
-        commit = short_commit(entry.commit) if entry.commit else ""
-        line = f"{entry.finished[:16]}  {entry.verdict:<10}  {commit:<16}  {visible(entry.reason)}"
-        yield textwrap.shorten(line, width, placeholder=" ...") if len(line) > width else line
+    """In columns; commits where any run has one, and as much of the reason as fits."""
+    commits = [short_commit(entry.commit) if entry.commit else "" for entry in entries]
+    wide = max(map(len, commits), default=0)
+    for entry, commit in zip(entries, commits, strict=True):
+        columns = [entry.finished[:16], f"{entry.verdict:<10}", *([f"{commit:<{wide}}"] if wide else [])]
+        before = "  ".join([*columns, ""])
+        reason = visible(entry.reason)
+        if len(before) + len(reason) > width:
+            reason = textwrap.shorten(reason, width - len(before), placeholder=" ...")
+        yield f"{before}{reason}".rstrip()
 
 
 def _shift_lines(trend: Trend, entries: Sequence[HistoryEntry], width: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pytest_quantguard.report.history import (
     what_changed,
     what_it_did,
 )
-from pytest_quantguard.report.history_text import log_lines, trends
+from pytest_quantguard.report.history_text import log_lines, trend_lines, trends
 from pytest_quantguard.report.trend import shifts, sparkline
 from tests.report.samples import HOSTILE, full
 
@@ -264,3 +264,15 @@ def test_bad_use_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(["history", str(tmp_path), "--figure", "kl_mean", "--figure", "kl_maen"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "--figure=kl_maen: no figure's name contains that. There are: kl_mean[prefill-bs8]." in said
+
+
+def test_runs_stand_in_columns_however_long_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "kl_mean in every cell: worst 0.4669, at most 0.4; and 3 more kinds of checks beside it"
+    runs = [entry(reason=reason) for reason in ("every check held", long)]
+    lines = trend_lines(runs, 20, (), unicode=True)[:2]
+    assert [
+        line.index(reason[:12]) for line, reason in zip(lines, ("every check held", long), strict=True)
+    ] == [lines[0].index("every check")] * 2
+    assert len(lines[1]) <= 80
+    assert lines[1].endswith(" ...")
