@@ -45,6 +45,7 @@ def accept_run(trial: Trial) -> str:
             f"Not accepted: {len(failed)} checks failed ({named}). Mend them or change their bounds, then "
             "accept again."
         )
+    trial.server().check_alive()  # One that died under the load is no model, whatever it answered before.
     measured = trial.measured()
     firsts = [measurement for (_, warm, repeat), measurement in measured.items() if not warm and repeat == 0]
     repeats: dict[CellKey, list[Cell]] = {}

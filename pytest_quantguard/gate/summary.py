@@ -54,6 +54,7 @@ def summarize(trial: Trial) -> TrialResult:
     notes = [
         *trial.notes,
         *(running.notes if running is not None else ()),
+        *filter(None, [running.end_note() if running is not None else None]),
         *(note for cell in cells for note in cell.notes),
     ]
     try:

@@ -81,6 +81,11 @@ class RunningServer:
         if self._process is None:
             check_same_server(self.client, self.capabilities)
 
+    def end_note(self) -> str | None:
+        """That the server which we started ended by itself; for runs that needed it no more, too."""
+        code = self._process.poll() if self._process is not None else None
+        return None if code is None else f"the server ended with {exit_text(code)} before it was stopped"
+
     def cpu_seconds(self) -> float | None:
         """Processor seconds that the server has used; None for one that we did not start ourselves."""
         return self._process.cpu_seconds() if self._process is not None else None

@@ -1,0 +1,125 @@
+"""A server that is killed at any moment of a gate or a capture: a red run that says so, and nothing left.
+
+The moments are drawn; what is asserted holds for every moment, those after the last answer too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from pytest_quantguard.baseline.answers import read_answers
+from pytest_quantguard.baseline.store import read_recording
+from pytest_quantguard.cli import main
+from pytest_quantguard.results import read_result
+from tests.plugin.test_emulated_gate import is_running, tiny_config, wait_for
+
+pytestmark = pytest.mark.slow
+
+SELECTED = ("-m", "slow or not slow", "-p", "no:cacheprovider")
+OPTIONS = {"gate": (), "capture": ("--quantguard-update-baseline",), "accept": ("--quantguard-accept",)}
+LONGEST = {"gate": 4.5, "capture": 1.6, "accept": 3.5}
+"""Seconds between a server's start and its last answer, on a machine that is not busy."""
+
+
+def whole_config() -> dict[str, Any]:
+    """Accuracy, self-consistency, times and generated answers."""
+    scenarios = [
+        {"kind": "prefill_heavy", "input_tokens": 32, "requests": 8},
+        {"kind": "decode_heavy", "input_tokens": 8, "output_tokens": 12, "requests": 8},
+    ]
+    tasks = {"qa": {"size": 4, "tokens": 90}, "niah": {"size": 4, "tokens": 90}}
+    return {
+        **tiny_config(),
+        "speed": {
+            "scenarios": scenarios,
+            "rounds": 3,
+            "warmup_rounds": 1,
+            "levels": [1, 8],
+            "max_scatter": 100,
+        },
+        "generation": {
+            "tasks": tasks,
+            "max_new_tokens": 24,
+            "repeats": 1,
+            "relative_score": None,
+            "loops": None,
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A gate with its baseline."""
+    (tmp_path / "gate.yaml").write_text(yaml.safe_dump(whole_config()), encoding="utf-8")
+    assert main(["capture", str(tmp_path / "gate.yaml"), "--output", str(tmp_path / "out")]) == 0
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def emulators(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Servers among the descendants; the supervisor's own command does not name the emulator."""
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if "pytest_quantguard.emulator" in " ".join(child.cmdline()):
+                yield child
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.chdir(folder)
+    draw = random.Random(number)
+    mode = ("gate", "capture", "accept", "gate")[number % 4]
+    delay = draw.uniform(0, LONGEST[mode])
+    before = files(folder / "baseline")
+    with (folder / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "--quantguard-config=gate.yaml", *SELECTED, *OPTIONS[mode]],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+    try:
+        session = psutil.Process(process.pid)
+        wait_for(lambda: list(emulators(session)), "the server's start")
+        family = session.children(recursive=True)
+        (server,) = emulators(session)
+        time.sleep(delay)
+        server.kill()
+        code = process.wait(120)
+        wait_for(lambda: not any(map(is_running, family)), "every process to end")
+    finally:
+        process.kill()
+        process.wait()
+    text = (folder / "said.txt").read_text(encoding="utf-8")
+    assert "Traceback" not in text
+    assert "INTERNALERROR" not in text
+    assert not list(folder.rglob(".tmp-*"))
+    assert code == 0 or "the server ended with exit code -9" in text
+    if mode != "capture":
+        result = read_result(folder / ".quantguard" / "tiny")
+        assert (result.verdict == "passed") == (code == 0)
+        assert code != 0 or any("ended with exit code -9" in note for note in result.notes)
+    if code != 0:
+        assert files(folder / "baseline") == before
+    read_recording(folder / "baseline")
+    read_answers(folder / "baseline", command="x")
