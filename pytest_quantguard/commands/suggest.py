@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,9 +23,9 @@ DESCRIPTION = """Run the candidate of CONFIG, or take results of earlier runs, a
 value of all cells plus a margin, which is a share of it and at least twice the candidate's run-to-run spread
 and the reference's noise floor. Results of whole runs also give bounds of speed and generation. Printed as
 YAML that extends CONFIG, with the reason beside each bound, and as a table of what changes.
---apply makes bounds tighter, or adds them; one that would become looser is applied with --allow-looser only.
-A candidate that you do not trust yet gives bounds that hide its faults: look at its values first, and compare
-them with what is published for the format."""
+--apply makes bounds tighter, or adds them; one that would become looser needs --allow-looser, or a yes at a
+terminal. A candidate that you do not trust yet gives bounds that hide its faults: look at its values first,
+and compare them with what is published for the format."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +124,7 @@ def _apply(path: Path, proposal: Proposal, changes: Sequence[Change], *, allow_l
     from pytest_quantguard.suggest_apply import apply_to
 
     looser = [change.key for change in changes if change.direction == "looser"]
-    if looser and not allow_looser:
+    if looser and not (allow_looser or _agreed(looser)):
         raise ConfigError(
             f"{path}: nothing was written, since {', '.join(looser)} would become looser: what fails now "
             "could pass then. If the candidate is as it should be (look at its figures, and at what its "
@@ -138,6 +139,16 @@ def _apply(path: Path, proposal: Proposal, changes: Sequence[Change], *, allow_l
         path.write_text(before, encoding="utf-8")
         raise
     tell(f"written to {path}")
+
+
+def _agreed(looser: Sequence[str]) -> bool:
+    """What the user says at a terminal; without one, no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    tell(
+        f"{', '.join(looser)} would become looser: what fails now could pass then. Apply all the same? [y/N]"
+    )
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _observe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import io
 import json
 import os
 import subprocess
@@ -205,7 +206,16 @@ def test_suggest_takes_results(captured: Project, capfd: pytest.CaptureFixture[s
     assert (suggestion["spread"], suggestion["noise_floor"]) == (0, 0)
 
 
-def test_suggest_loosens_nothing_unless_told(captured: Project, capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    """A stream at which somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_suggest_loosens_nothing_unless_told(
+    captured: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["run", "gate.yaml", "--", *ACCURACY]) == 0
     tight = captured.write(accuracy={"kl_mean": {"max": 0.0001}, "agreement": {"min": 0.5}})
     before = tight.read_text(encoding="utf-8")
@@ -217,6 +227,13 @@ def test_suggest_loosens_nothing_unless_told(captured: Project, capsys: pytest.C
     assert "LOOSER" in said
     assert "nothing was written, since accuracy.kl_mean would become looser" in said
     assert tight.read_text(encoding="utf-8") == before
+    for answer, code in (("\n", 2), ("", 2), ("y\n", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", Terminal(answer))
+            patch.setattr("sys.stderr", Terminal())
+            assert main([*words, "--apply"]) == code, answer
+        assert (tight.read_text(encoding="utf-8") == before) == (code == 2)
+    tight.write_text(before, encoding="utf-8")
     assert main([*words, "--apply", "--allow-looser"]) == 0
     assert load_config(tight).accuracy.bounds["kl_mean"].max > 0.0001  # type: ignore[operator]
     assert main([*words, "--apply"]) == 0, "nothing becomes looser any more"
