@@ -277,7 +277,7 @@ class SpeedConfig(SpeedRules):
         default=0.1, gt=0, description="Rounds with a larger standard deviation over mean prove nothing."
     )
     on_inconclusive: Literal["warn", "fail"] = Field(
-        default="warn", description="What becomes of a comparison that proves nothing."
+        default="warn", description="What becomes of a bound or comparison about which times prove nothing."
     )
     allowed_errors: NonNegativeInt = Field(
         default=0, le=1_000_000, description="Requests of a round that may fail."

@@ -169,11 +169,14 @@ def _recorded(load: Load) -> RecordedCell:
 
 def _require_good(trial: Trial, cell: Cell, timed: Timed, what: Literal["accepted", "added"]) -> None:
     speed, load, name = speed_config(trial), timed.load, cell_name(*cell)
-    broken = [verdict.sentence for verdict in judge_times(trial, *cell, timed) if verdict.failed]
-    if broken:
-        raise BaselineError(
-            f"Not {what}: speed[{name}] failed: {broken[0]}. Mend it or change its bound, and try again."
-        )
+    for verdict in judge_times(trial, *cell, timed):
+        doubtful = verdict.against == "bound" and verdict.status == "inconclusive"
+        if verdict.failed or doubtful:
+            because = "; ".join([verdict.sentence, *verdict.reasons])
+            found = "proves nothing" if doubtful else "failed"
+            raise BaselineError(
+                f"Not {what}: speed[{name}] {found}: {because}. Mend it or change its bound, and try again."
+            )
     if speed.rules_of(*cell).max_slowdown is not None and load.scatter > speed.max_scatter:
         raise BaselineError(
             f"Not {what}: the rounds of speed[{name}] scatter by {load.scatter:.1%}, more than max_scatter "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pytest_quantguard.baseline.compatibility import two_columns
 from pytest_quantguard.baseline.speed_record import RecordedCell, SpeedRecord, read_speed_record
 from pytest_quantguard.config import Bound
-from pytest_quantguard.config_speed import Level, SpeedRules
+from pytest_quantguard.config_speed import Level, SpeedConfig, SpeedRules
 from pytest_quantguard.errors import BaselineError
 from pytest_quantguard.gate.machine import fingerprint_of
 from pytest_quantguard.gate.speed_times import Timed, cell_name, speed_config
@@ -31,7 +31,7 @@ def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[Spe
     rules = speed.rules_of(name, level)
     if timed.load.broken(speed.allowed_errors):
         return [_errors(timed.load, speed.allowed_errors)]
-    verdicts = [_bound(timed.load, figure, bound, trial) for figure, bound in rules.bounds.items()]
+    verdicts = [_bound(timed, figure, bound, speed) for figure, bound in rules.bounds.items()]
     verdicts += _accepted(trial, name, level, timed, rules)
     verdicts += _reference(trial, timed, rules)
     return verdicts
@@ -39,10 +39,13 @@ def judge_times(trial: Trial, name: str, level: Level, timed: Timed) -> list[Spe
 
 def doubts(timed: Timed, *, paired: bool = False) -> list[str]:
     """What may have changed the candidate's times. paired: other than what slowed the reference alike."""
-    load, found = timed.load, timed.state.throttling + ([] if paired else timed.state.crowding)
-    if load.cached_tokens and load.workload.distinct:
-        found.append(f"{load.cached_tokens} prompt tokens came from the prefix cache, which was flushed")
-    return found
+    return timed.state.throttling + ([] if paired else timed.state.crowding) + _quickened(timed.load)
+
+
+def _quickened(load: Load) -> list[str]:
+    if not (load.cached_tokens and load.workload.distinct):
+        return []
+    return [f"{load.cached_tokens} prompt tokens came from the prefix cache, which was flushed"]
 
 
 def _errors(load: Load, allowed: int) -> SpeedVerdict:
@@ -58,7 +61,8 @@ def _errors(load: Load, allowed: int) -> SpeedVerdict:
     )
 
 
-def _bound(load: Load, figure: str, bound: Bound, trial: Trial) -> SpeedVerdict:
+def _bound(timed: Timed, figure: str, bound: Bound, speed: SpeedConfig) -> SpeedVerdict:
+    load, better = timed.load, FIGURES[figure].better
     values = load.figures.get(figure)
     if not values:
         return SpeedVerdict(
@@ -74,22 +78,36 @@ def _bound(load: Load, figure: str, bound: Bound, trial: Trial) -> SpeedVerdict:
         metric=figure,
         value=value,
         bound=bound.limit,
-        better=FIGURES[figure].better,
-        decision=bound.decision or speed_config(trial).decision,
+        better=better,
+        decision=bound.decision or speed.decision,
         interval=Interval(low, high, value, 0.0, len(values), CONFIDENCE, "bootstrap")
         if len(values) > 1
         else None,
     )
+    within = low >= bound.limit if better == "higher" else high <= bound.limit
+    reasons = _doubts_of_bound(timed, speed.max_scatter, kept=verdict.passed and within)
     return SpeedVerdict(
         against="bound",
         figure=figure,
-        status="held" if verdict.passed else "failed",
+        status="inconclusive" if reasons else "held" if verdict.passed else "failed",
         value=value,
         bound=bound.limit,
-        bound_side="min" if FIGURES[figure].better == "higher" else "max",
+        bound_side="min" if better == "higher" else "max",
         interval=(low, high),
         sentence=verdict.sentence,
+        reasons=reasons,
     )
+
+
+def _doubts_of_bound(timed: Timed, max_scatter: float, *, kept: bool) -> list[str]:
+    """Why a figure says nothing about its bound. kept: with its whole interval; then it does not matter what
+    may have slowed the server down, only what may have helped it.
+    """
+    slowed = [*timed.state.throttling, *timed.state.crowding]
+    found = timed.load.scatter
+    if found > max_scatter:
+        slowed.append(f"the rounds of this run scatter by {found:.1%}; at most {max_scatter:.0%} is allowed")
+    return _quickened(timed.load) + ([] if kept else slowed)
 
 
 def _why_unknown(figure: str) -> str:

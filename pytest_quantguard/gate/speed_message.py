@@ -62,6 +62,7 @@ def verdict_table(speed: SpeedResult) -> list[str]:
 HEADLINES = {
     ("errors", "failed"): "requests failed",
     ("bound", "failed"): "an absolute bound is broken",
+    ("bound", "inconclusive"): "inconclusive against an absolute bound",
     ("accepted", "regressed"): "slower than the accepted run",
     ("accepted", "refused"): "cannot be held against the accepted run",
     ("accepted", "inconclusive"): "inconclusive against the accepted run",

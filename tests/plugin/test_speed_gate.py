@@ -39,7 +39,8 @@ def test_figures_go_to_pytest_benchmark_the_result_and_one_table(captured: Proje
     assert captured.candidate.paths.count("/flush_cache") == 2 * (1 + 2)
 
 
-def test_a_broken_bound_fails_with_a_table_and_is_a_failure_in_junit(captured: Project) -> None:
+def test_a_broken_bound_fails_with_a_table_and_is_a_failure_in_junit(paced: Paced) -> None:
+    captured = paced.project
     captured.write(speed={**SPEED, "output_tokens_per_s": {"min": 1e9}, "ttft_p99_ms": {"max": 1e5}})
     result = captured.run("-k", "speed and max", "--junitxml=junit.xml")
     result.assert_outcomes(failed=1)
@@ -57,6 +58,47 @@ def test_a_broken_bound_fails_with_a_table_and_is_a_failure_in_junit(captured: P
     failure = case.find("failure")
     assert failure is not None
     assert "an absolute bound is broken" in str(failure.get("message"))
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "kept", "status"),
+    [
+        ("", True, "held"),
+        ("", False, "failed"),
+        ("hot", True, "held"),
+        ("hot", False, "inconclusive"),
+        ("crowded", False, "inconclusive"),
+        ("scatter", True, "held"),
+        ("scatter", False, "inconclusive"),
+        ("cached", True, "inconclusive"),
+        ("cached", False, "inconclusive"),
+    ],
+)
+def test_what_was_disturbed_breaks_no_bound(
+    paced: Paced, monkeypatch: pytest.MonkeyPatch, disturbance: str, kept: bool, status: str
+) -> None:
+    """What slows a server down can only make it break a bound, and a cache only keep it. Rounds take 1 s."""
+    state = "pytest_quantguard.serving.machine_state.MachineState"
+    for name, property_ in (("hot", "throttling"), ("crowded", "crowding")):
+        monkeypatch.setattr(f"{state}.{property_}", [f"it was {name}"] if disturbance == name else [])
+    paced.cached_tokens = 2 if disturbance == "cached" else 0
+    rules = {"max_scatter": 1e-9} if disturbance == "scatter" else {}
+    limits = {"duration": {"max": 1.5 if kept else 0.5}, "request_throughput": {"min": 3 if kept else 5}}
+    paced.project.write(speed={**SPEED, "levels": ["max"], **rules, **limits})
+    result = paced.project.run("-k", "speed")
+    (check,) = cells(paced.project).values()
+    assert [verdict["status"] for verdict in check["speed"]["verdicts"]] == [status, status]
+    expected = {"held": "passed", "failed": "failed", "inconclusive": "warned"}
+    assert check["outcome"] == expected[status]
+    if status == "inconclusive":
+        result.stdout.fnmatch_lines(["*inconclusive against an absolute bound.", "*Likely reasons:*"])
+        said = {
+            "hot": "it was hot",
+            "crowded": "it was crowded",
+            "scatter": "scatter by",
+            "cached": "prefix cache",
+        }
+        assert said[disturbance] in check["message"]
 
 
 def test_without_a_record_the_check_fails_and_names_the_command(captured: Project) -> None:
@@ -350,6 +392,10 @@ def test_what_cannot_be_timed_is_an_error(captured: Project, scenario: dict[str,
             "Not accepted: the rounds of speed[decode_heavy-max] scatter by",
         ),
         ({"p99_ttft_ms": {"max": 1}}, "Not accepted: speed[decode_heavy-max] failed: p99_ttft_ms"),
+        (
+            {"p99_ttft_ms": {"max": 1}, "max_scatter": 1e-9},
+            "Not accepted: speed[decode_heavy-max] proves nothing: p99_ttft_ms",
+        ),
         ({"rounds": 4}, "No times were accepted: they need 5 rounds (speed.rounds)."),
     ],
 )
