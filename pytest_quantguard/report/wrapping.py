@@ -14,6 +14,8 @@ NARROWEST = 60
 WIDEST = 80
 COMMAND = re.compile(r"^(?P<before>\s*(?:command: |\$ ))(?P<command>\S.*)$")
 """A line of a message that holds a command and nothing else."""
+REMEDY = re.compile(r"^(?P<sentence>.*\S:) (?P<command>(?:quantguard|pytest|pip) \S.*)$")
+"""One that ends with the command that helps."""
 
 
 def text_width() -> int:
@@ -66,6 +68,13 @@ def _fitted_line(line: str, width: int) -> list[str]:
     if found is not None:
         return command_lines(found["command"], width, before=found["before"], indent=4)
     indent = len(line) - len(line.lstrip())
+    remedy = REMEDY.match(line)
+    if remedy is not None:
+        before = " " * (indent + 4)
+        return [
+            *_fitted_line(remedy["sentence"], width),
+            *command_lines(remedy["command"], width, before=before),
+        ]
     broken = textwrap.wrap(
         line.strip(),
         width,

@@ -69,7 +69,9 @@ def test_missing_baseline_fails_with_the_command(project: Project) -> None:
     result = project.run()
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["There is no recording at baseline. Record one with: quantguard capture*"])
+    result.stdout.fnmatch_lines(
+        ["There is no recording at baseline. Record one with:", "    quantguard capture gate.yaml"]
+    )
     result.stdout.fnmatch_lines(["  error      18 checks: could not run (There is no recording at *"])
     result.stdout.fnmatch_lines(["*1 error, 17 not run in *"])
     assert result.stdout.str().count("ERROR") == 3, "told once: the heading, the error, the summary"

@@ -67,6 +67,20 @@ def test_sentences_break_between_words_and_hang() -> None:
     assert fitted(text, 200) == text
 
 
+def test_the_command_that_helps_stands_on_a_line_of_its_own() -> None:
+    text = "There is no recording at a/b. Record one with: quantguard capture gate.yaml --push"
+    assert fitted(text, 60).split("\n") == [
+        "There is no recording at a/b. Record one with:",
+        "    quantguard capture gate.yaml --push",
+    ]
+    assert fitted("Or: pytest --quantguard-config=x.yaml --quantguard-accept", 40).split("\n") == [
+        "Or:",
+        "    pytest --quantguard-config=x.yaml \\",
+        "      --quantguard-accept",
+    ]
+    assert fitted(text, 100) == text
+
+
 @pytest.mark.parametrize(("columns", "width"), [("40", 58), ("60", 58), ("72", 70), ("80", 78), ("200", 78)])
 def test_width_follows_the_terminal(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
