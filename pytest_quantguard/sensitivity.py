@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_quantguard.config import AttachServer, GateConfig
-from pytest_quantguard.emulator.arithmetic import available_threads
 from pytest_quantguard.emulator.checkpoint import Checkpoint, load_checkpoint
 from pytest_quantguard.emulator.engine import Engine
 from pytest_quantguard.emulator.formats import FORMATS, Format, PlainTensor, QuantizedTensor
@@ -78,11 +77,14 @@ class SensitivityResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class SensitivityOptions:
-    """format: None takes the candidate's scheme, or NVFP4. prompts: how many of the suite's; 0 for all."""
+    """format: None takes the candidate's scheme, or NVFP4. prompts: how many of the suite's; 0 for all.
+    threads: that compute.
+    """
 
     format: str | None = None
     grouping: Grouping = "parts"
     prompts: int = 8
+    threads: int = 1
 
 
 def measure_sensitivity(
@@ -99,7 +101,7 @@ def measure_sensitivity(
     prompts = _prompts(config, config_path, folder, options.prompts)
     checkpoint = load_checkpoint(folder, dtype=dtype, progress=progress)
     groups = module_groups(checkpoint, options.grouping)
-    with _bench(checkpoint, prompts, config, scheme) as bench:
+    with _bench(checkpoint, prompts, config, scheme, options.threads) as bench:
         found = [_measured(bench, EVERYTHING, _quantizable(groups), progress)]
         for number, (name, modules) in enumerate(groups.items(), start=1):
             left = (time.perf_counter() - started) / number * (len(groups) - number + 1)
@@ -188,9 +190,13 @@ class _Bench:
 
 @contextmanager
 def _bench(
-    checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], config: GateConfig, scheme: Format
+    checkpoint: Checkpoint,
+    prompts: Sequence[tuple[int, ...]],
+    config: GateConfig,
+    scheme: Format,
+    threads: int,
 ) -> Iterator[_Bench]:
-    model = Model(checkpoint, threads=available_threads())
+    model = Model(checkpoint, threads=threads)
     engine = Engine(model, max_running_requests=max(48, len(prompts)), radix_cache=False)
     suite = config.suite
     width = min(suite.top_logprobs, checkpoint.config.vocab_size)

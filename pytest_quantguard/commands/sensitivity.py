@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Measure; raises `QuantguardError` where that is not possible."""
+    from pytest_quantguard.emulator.threads import claim_threads
+
+    threads = claim_threads()
     from pytest_quantguard.config_file import load_config
     from pytest_quantguard.emulator.extra import explanation, missing_packages
     from pytest_quantguard.errors import QuantguardError
@@ -48,6 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         format=arguments.format,
         grouping=arguments.groups,
         prompts=arguments.prompts,
+        threads=threads,
     )
     config = load_config(arguments.config)
     result = measure_sensitivity(config, arguments.config, options, progress_lines())

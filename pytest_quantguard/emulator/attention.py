@@ -16,7 +16,7 @@ import numpy as np
 from pytest_quantguard.emulator.batch import BatchEntry, Bool, ForwardBatch, Int32
 from pytest_quantguard.emulator.cache import Pool
 from pytest_quantguard.emulator.hooks import Float32, Hooks
-from pytest_quantguard.emulator.rows import RowWorkers
+from pytest_quantguard.emulator.workers import Workers
 
 Round = Callable[[Float32], object]
 """Rounds an array to the compute type, in place."""
@@ -71,7 +71,7 @@ class Attention:
     kv_heads."""
 
     def __init__(
-        self, query_heads: int, kv_heads: int, head_dim: int, round_: Round | None, workers: RowWorkers
+        self, query_heads: int, kv_heads: int, head_dim: int, round_: Round | None, workers: Workers
     ) -> None:
         self._kv_heads = kv_heads
         self._group = query_heads // kv_heads
@@ -86,19 +86,15 @@ class Attention:
         shape = (-1, self._kv_heads, self._group, self._head_dim)
         scaled = (queries * self._scale).reshape(shape).transpose(1, 2, 0, 3)[None]
         result = out.reshape(shape).transpose(1, 2, 0, 3)[None]
-        for entry, start, stop in _query_blocks(batch):
-            first = entry.context_length + start - entry.row_start
-            end = first + stop - start
-            pool, index = entry.slot.pool, entry.slot.index
-            part = _Part(
-                entries=(entry,),
-                positions=np.arange(first, end, dtype=np.int32)[None],
-                keys=pool.keys[layer, index, :, :end][None],
-                values=pool.values[layer, index, :, :end][None],
-                masked=slice(first, end),
-                hidden=np.triu(np.ones((stop - start, stop - start), bool), k=1),
-            )
-            self._attend(layer, batch, part, scaled[..., start:stop, :], result[..., start:stop, :], hooks)
+        blocks = list(_query_blocks(batch))
+
+        def work(share: slice) -> None:
+            for entry, start, stop in blocks[share]:
+                part = _part_of_entry(layer, entry, start, stop)
+                rows = slice(start, stop)
+                self._attend(layer, batch, part, scaled[..., rows, :], result[..., rows, :], hooks)
+
+        self._workers.each_item(len(blocks), work)
 
     def decode(
         self,
@@ -120,7 +116,7 @@ class Attention:
                 part = _part_of_run(layer, batch, run, share)
                 self._attend(layer, batch, part, scaled[run.rows][share], result[run.rows][share], hooks)
 
-            self._workers.each_share(len(run.entries), work)
+            self._workers.each_item(len(run.entries), work)
 
     def _attend(
         self, layer: int, batch: ForwardBatch, part: _Part, queries: Float32, out: Float32, hooks: Hooks
@@ -167,6 +163,21 @@ class _Part:
     values: Float32
     masked: slice
     hidden: Bool
+
+
+def _part_of_entry(layer: int, entry: BatchEntry, start: int, stop: int) -> _Part:
+    """Rows start to stop of a prefill pass, all of one entry."""
+    first = entry.context_length + start - entry.row_start
+    end = first + stop - start
+    pool, index = entry.slot.pool, entry.slot.index
+    return _Part(
+        entries=(entry,),
+        positions=np.arange(first, end, dtype=np.int32)[None],
+        keys=pool.keys[layer, index, :, :end][None],
+        values=pool.values[layer, index, :, :end][None],
+        masked=slice(first, end),
+        hidden=np.triu(np.ones((stop - start, stop - start), bool), k=1),
+    )
 
 
 def _part_of_run(layer: int, batch: ForwardBatch, run: DecodeRun, share: slice) -> _Part:

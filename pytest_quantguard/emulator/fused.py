@@ -13,6 +13,7 @@ import numpy as np
 from pytest_quantguard.emulator.batch import ForwardBatch
 from pytest_quantguard.emulator.hooks import Float32, Hooks
 from pytest_quantguard.emulator.linear import ActivationQuantizer, Linear
+from pytest_quantguard.emulator.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,11 @@ class FusedLinear:
     would round differently, and a fault would seem to reach tokens that it does not touch.
     """
 
-    def __init__(self, linears: Sequence[Linear], weight: Float32, hooks: Hooks) -> None:
+    def __init__(self, linears: Sequence[Linear], weight: Float32, hooks: Hooks, workers: Workers) -> None:
         """weight: float32 [sum of out_features, in_features], of which the layers' weights are row
         slices."""
         self.weight = weight
+        self._workers = workers
         self._parts: list[_Part] = []
         start = 0
         for linear in linears:
@@ -66,7 +68,7 @@ class FusedLinear:
         groups = [(slice(None), self._parts[0].sound)] if self._uniform else self._separate()
         inputs = [x if sound is None else sound(x) for _, sound in groups]
         for (columns, _), values in zip(groups, inputs, strict=True):
-            np.matmul(values, self.weight[columns].T, out=out[:, columns])
+            self._workers.multiply(values, self.weight[columns], out[:, columns])
         if hooks.linear_input or self._hooked:
             for index, part in enumerate(self._parts):
                 self._redo(part, x, inputs[0 if self._uniform else index], out, batch, hooks)

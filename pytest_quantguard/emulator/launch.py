@@ -11,16 +11,17 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_quantguard.emulator.extra import explanation, missing_packages
 from pytest_quantguard.emulator.options import EmulatorOptions, add_arguments, options_from
+from pytest_quantguard.emulator.threads import claim_threads
 from pytest_quantguard.errors import QuantguardError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def serve(options: EmulatorOptions) -> int:
     """Serve until a signal; returns the exit status as `run` does."""
-    set_blas_threads(options.threads)
+    options = replace(options, threads=claim_threads(options.threads))
     log = configure_log()
     missing = missing_packages()
     if missing:
@@ -175,13 +176,6 @@ def http_server(server: EmulatorServer) -> uvicorn.Server:
         backlog=BACKLOG,
     )
     return Server(config)
-
-
-def set_blas_threads(threads: int | None) -> None:
-    """Limit the BLAS library's threads; it reads the environment when numpy is first imported."""
-    if threads is not None:
-        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ[name] = str(threads)
 
 
 def configure_log() -> logging.Logger:

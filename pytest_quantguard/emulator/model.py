@@ -22,7 +22,7 @@ from pytest_quantguard.emulator.formats.rounding import round_bfloat16
 from pytest_quantguard.emulator.fused import FusedLinear
 from pytest_quantguard.emulator.hooks import Float32, Hooks, KeyValueScales
 from pytest_quantguard.emulator.layout import EMBEDDING, LM_HEAD
-from pytest_quantguard.emulator.rows import RowWorkers
+from pytest_quantguard.emulator.workers import Workers
 
 _MLP_ROWS = 1024
 
@@ -47,13 +47,13 @@ class Model:
     """A checkpoint, ready to run. Used by one thread at a time."""
 
     def __init__(self, checkpoint: Checkpoint, *, threads: int = 1, hooks: Hooks | None = None) -> None:
-        """threads: for element-wise work; matrix products use the BLAS library's own. hooks: those under
-        which the checkpoint was loaded."""
+        """threads: that compute, see `threads.claim_threads`. hooks: those under which the checkpoint was
+        loaded."""
         self.config = checkpoint.config
         self.checkpoint = checkpoint
         self.kv_format = KV_CACHE_FORMATS[checkpoint.kv_cache_format]
         self._hooks = hooks or Hooks()
-        self._workers = RowWorkers(threads)
+        self._workers = Workers(threads)
         self._round = round_in_place if checkpoint.dtype == "bfloat16" else None
         config = self.config
         self._attention = Attention(
@@ -91,7 +91,7 @@ class Model:
     def _fuse(self, names: Sequence[str]) -> FusedLinear:
         linears = [self.checkpoint.linears[name] for name in names]
         weight = self.checkpoint.fused[tuple(names)] if len(names) > 1 else linears[0].weight
-        return FusedLinear(linears, weight, self._hooks)
+        return FusedLinear(linears, weight, self._hooks, self._workers)
 
     @property
     def hooks(self) -> Hooks:

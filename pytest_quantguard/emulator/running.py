@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from pytest_quantguard.emulator.arithmetic import available_threads
 from pytest_quantguard.emulator.batch import ForwardBatch
 from pytest_quantguard.emulator.checkpoint import load_checkpoint
 from pytest_quantguard.emulator.engine import Engine
@@ -20,6 +19,7 @@ from pytest_quantguard.emulator.models import resolve_model
 from pytest_quantguard.emulator.options import EmulatorOptions
 from pytest_quantguard.emulator.sequences import SequenceRequest
 from pytest_quantguard.emulator.server_info import ServedModel
+from pytest_quantguard.emulator.threads import available_threads
 from pytest_quantguard.emulator.tokenizer import TextTokenizer, load_tokenizer
 from pytest_quantguard.errors import ModelError
 

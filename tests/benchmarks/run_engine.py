@@ -4,24 +4,26 @@ line."""
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from pytest_quantguard.emulator.threads import claim_threads
 
-from pytest_quantguard.emulator.checkpoint import load_checkpoint
-from pytest_quantguard.emulator.engine import Engine, SequenceRequest
-from pytest_quantguard.emulator.model import Model
+THREADS = claim_threads()  # Before numpy is imported.
+
+import numpy as np  # noqa: E402
+
+from pytest_quantguard.emulator.checkpoint import load_checkpoint  # noqa: E402
+from pytest_quantguard.emulator.engine import Engine, SequenceRequest  # noqa: E402
+from pytest_quantguard.emulator.model import Model  # noqa: E402
 
 STEPS = 32
 
 
 def main(folder: str, case: str, scheme: str) -> None:
-    threads = int(os.environ["OMP_NUM_THREADS"])
-    model = Model(load_checkpoint(Path(folder), quantization=scheme), threads=threads)
+    model = Model(load_checkpoint(Path(folder), quantization=scheme), threads=THREADS)
     engine = Engine(model, radix_cache=False)
     phase, _, size = case.partition(" ")
     batch, length = (int(part) for part in size.split("x")) if phase == "prefill" else (int(size), 32)

@@ -56,8 +56,7 @@ def test_the_accepted_run_knows_its_device(accepted: pytest.Pytester) -> None:
     device = Manifest.model_validate_json(
         manifest_path(accepted.path).read_text(encoding="utf-8")
     ).environment["device"]
-    assert device.endswith(", 1 thread")
-    assert "numpy " in device
+    assert ", numpy " in device
 
 
 def test_on_the_same_device_any_change_fails(accepted: pytest.Pytester) -> None:
