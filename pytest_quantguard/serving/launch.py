@@ -21,7 +21,7 @@ from pytest_quantguard.serving.answers import Capabilities
 from pytest_quantguard.serving.attach import attach, check_same_server
 from pytest_quantguard.serving.client import Client
 from pytest_quantguard.serving.command import OWN_KEYS, SECRET, Launch, LaunchedConfig, mask, plan_launch
-from pytest_quantguard.serving.log_reading import COMMAND_MARK, read_failure, tail
+from pytest_quantguard.serving.log_reading import COMMAND_MARK, read_failure, read_log, tail
 from pytest_quantguard.serving.ports import HeldPort, listener_of
 from pytest_quantguard.serving.process import ServerProcess
 from pytest_quantguard.serving.readiness import Progress, Startup, exit_text
@@ -107,7 +107,7 @@ class RunningServer:
         code = self._process.wait(wait) if self._process is not None else None
         if code is None:
             return None
-        log = mask(_text_of(self.log_path), self._secrets)
+        log = mask(read_log(self.log_path), self._secrets)
         reading = read_failure(log)
         because = f"\nreading of the log: {reading.sentence}" if reading is not None else ""
         command = shlex.join(self.command or ())
@@ -243,10 +243,3 @@ def _new_log(path: Path, launch: Launch) -> None:
             f"The server's log cannot be written to {path}: {error.strerror or error}. Free space or "
             "permissions there, or choose another folder with --quantguard-output=DIR."
         ) from error
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        return f"(the log cannot be read: {error})"

@@ -22,6 +22,8 @@ COMMAND_MARK = "$ "
 READ_LINES = 200
 """How many lines at the end of a log hold the cause of a failed start."""
 LONGEST_LINE = 2000
+READ_BYTES = 1 << 23
+"""So much of a log is looked at, at once and at its end: a server may write more than the memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,20 @@ def read_failure(log: str) -> Reading | None:
             return Reading(rule.name, rule.explain(match, log))
     errors = ERROR_LINE.findall(end)
     return Reading("error in the log", f"the last error in the log is {errors[-1]}") if errors else None
+
+
+def read_log(path: Path) -> str:
+    """The end of a log, from the beginning of a line; where it cannot be read, why."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - READ_BYTES, 0))
+            content = file.read(READ_BYTES)
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+    if size > READ_BYTES:
+        content = content.partition(b"\n")[2]
+    return content.decode(errors="replace")
 
 
 def never_serves(line: str) -> str | None:
@@ -96,11 +112,12 @@ class LogFollower:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
+                content = file.read(READ_BYTES)
+        except OSError:
             return []
         self._offset += len(content)
-        *lines, self._rest = (self._rest + plain(content.decode(errors="replace"))).split("\n")
+        *lines, rest = (self._rest + plain(content.decode(errors="replace"))).split("\n")
+        self._rest = rest[:READ_BYTES]
         return [line for line in lines if line.strip() and not OWN_POLLING.search(line)]
 
 

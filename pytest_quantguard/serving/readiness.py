@@ -7,7 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_quantguard.errors import ServerStartError
-from pytest_quantguard.serving.log_reading import LogFollower, never_serves, read_failure, stage_of, tail
+from pytest_quantguard.serving.log_reading import (
+    LogFollower,
+    never_serves,
+    read_failure,
+    read_log,
+    stage_of,
+    tail,
+)
 from pytest_quantguard.serving.process import ServerProcess
 from pytest_quantguard.serving.transport import Transport, backoff, error_text
 
@@ -122,19 +129,13 @@ class Startup:
             )
 
     def _failure(self, what: str) -> ServerStartError:
-        log = self._log_text()
+        log = self._mask(read_log(self._log_path))
         reading = read_failure(log)
         because = f"\nreading of the log: {reading.sentence}" if reading is not None else ""
         return ServerStartError(
             f"{what}{because}\ncommand: {self._describe}\nlog: {self._log_path}; its "
             f"end:\n{tail(log) or '(empty)'}"
         )
-
-    def _log_text(self) -> str:
-        try:
-            return self._mask(self._log_path.read_text(encoding="utf-8", errors="replace"))
-        except OSError as error:
-            return f"(the log cannot be read: {error})"
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self._started:.0f} s"

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -32,6 +33,7 @@ POLL_SECONDS = 0.2
 AFTER_EXIT_GRACE = 2.0
 """Seconds that the children of a server which has ended get to end too."""
 MASK = "***"
+PIECE_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -166,14 +168,53 @@ class Supervisor:
 
 
 def mask_file(path: str, secrets: Iterable[str]) -> None:
-    """Replace every secret in a file that nobody writes any more."""
-    file = Path(path)
-    content = file.read_bytes()
-    masked = content
-    for secret in secrets:
-        masked = masked.replace(secret.encode(), MASK.encode())
-    if masked != content:
-        file.write_bytes(masked)
+    """Replace every secret in a file that nobody writes any more; none of it where it is gone.
+
+    In place and piece by piece: a log may be larger than the memory, or have filled the disk.
+    """
+    words = sorted({secret.encode() for secret in secrets if secret}, key=len, reverse=True)
+    if not words:
+        return
+    pattern = re.compile(b"|".join(map(re.escape, words)))
+    with contextlib.suppress(FileNotFoundError), Path(path).open("r+b") as file:
+        read = written = 0
+        rest = b""
+        while piece := _read_at(file, read):
+            read += len(piece)
+            data = rest + piece
+            # What begins further behind may be the beginning of a longer secret.
+            masked, rest = _masked(data, pattern, max(len(data) - len(words[0]) + 1, 0))
+            written += _write_at(file, written, masked)
+        masked, _ = _masked(rest, pattern, len(rest))
+        written += _write_at(file, written, masked)
+        if written != read:
+            file.truncate(written)
+
+
+def _masked(data: bytes, pattern: re.Pattern[bytes], before: int) -> tuple[bytes, bytes]:
+    """`data` with the secrets that begin before that place replaced, and its end, which was not looked at."""
+    done, at = [], 0
+    for found in pattern.finditer(data):
+        if found.start() >= before:
+            break
+        done += [data[at : found.start()], MASK.encode()[: len(found[0])]]
+        at = found.end()
+    cut = max(at, before)
+    return b"".join([*done, data[at:cut]]), data[cut:]
+
+
+def _read_at(file: IO[bytes], offset: int) -> bytes:
+    file.seek(offset)
+    return file.read(PIECE_BYTES)
+
+
+def _write_at(file: IO[bytes], offset: int, content: bytes) -> int:
+    """Write where it differs; the number of bytes."""
+    file.seek(offset)
+    if file.read(len(content)) != content:
+        file.seek(offset)
+        file.write(content)
+    return len(content)
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
+from pytest_quantguard.serving import log_reading, supervisor
 from pytest_quantguard.serving.log_reading import (
+    READ_BYTES,
     RULES,
     LogFollower,
     never_serves,
     plain,
     read_failure,
+    read_log,
     stage_of,
     tail,
 )
+from pytest_quantguard.serving.supervisor import mask_file
 from tests.serving.samples import FOLDER
 
 LOGS = FOLDER / "logs"
@@ -173,6 +178,66 @@ def test_the_follower_reads_only_what_is_new_and_not_our_own_polling(tmp_path: P
     with path.open("a", encoding="utf-8") as file:
         file.write('o\nINFO: 127.0.0.1:1 - "GET /health_generate HTTP/1.1" 503\nbar 10%\rbar 20%\n')
     assert follower.new_lines() == ["two", "bar 10%", "bar 20%"]
+
+
+def test_a_log_larger_than_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse files: what is read of them must not depend on their size."""
+    path = tmp_path / "server.log"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, 2)
+        file.write(b"\nRuntimeError: the last words\n")
+    assert len(read_log(path)) <= READ_BYTES
+    reading = read_failure(read_log(path))
+    assert reading is not None
+    assert "the last words" in reading.sentence
+    follower = LogFollower(path)
+    for _ in range(3):
+        assert follower.new_lines() == []
+    monkeypatch.setattr(log_reading, "READ_BYTES", 10)
+    path.write_text("first line, which is long\nlast\n", encoding="utf-8")
+    assert read_log(path) == "last\n"
+    follower = LogFollower(path)
+    found = [line for _ in range(5) for line in follower.new_lines()]
+    assert found[-1] == "last"
+    assert len(found[0]) < 30
+
+
+def test_a_log_that_is_gone_or_none(tmp_path: Path) -> None:
+    assert "cannot be read" in read_log(tmp_path / "none")
+    assert "cannot be read" in read_log(tmp_path)
+    assert LogFollower(tmp_path).new_lines() == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_secrets_are_masked_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Against a replacement over the whole text, with pieces shorter than a secret."""
+    draw = random.Random(seed)
+    secrets = draw.sample(["sk-aaab", "sk-aaabcd", "hf_x", "\u00fcber", "ab"], 3)
+    text = "".join(draw.choice([*secrets, "sk-", "a", "aab", "\n", "\u00fc", "words "]) for _ in range(200))
+    monkeypatch.setattr(supervisor, "PIECE_BYTES", draw.randint(1, 40))
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    mask_file(str(path), secrets)
+    expected = text
+    for secret in sorted(secrets, key=lambda word: -len(word.encode())):
+        expected = expected.replace(secret, "***"[: len(secret.encode())])
+    masked = path.read_text(encoding="utf-8")
+    assert not any(secret in masked for secret in secrets)
+    assert masked == expected
+
+
+def test_masking_leaves_what_has_no_secret_and_what_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"\xff plain \r\n" * 1000)
+    before = path.stat().st_mtime_ns, path.read_bytes()
+    mask_file(str(path), [])
+    mask_file(str(path), ["", "sk-none"])
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == before
+    mask_file(str(tmp_path / "gone"), ["sk-none"])
+    assert not (tmp_path / "gone").exists()
 
 
 def test_the_tail_is_short_and_plain() -> None:
