@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def pytest_configure() -> None:
         if name in FOREIGN or name.startswith(FOREIGN_PREFIXES):
             del os.environ[name]
     os.environ["COLUMNS"] = "80"
+    sys.modules["pynvml"] = None  # type: ignore[assignment]  # what others do on this machine's GPUs
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

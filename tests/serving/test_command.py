@@ -11,6 +11,8 @@ import pytest
 from pytest_quantguard.config import EmulatorServer, SglangServer
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.serving.command import plan_launch
+from pytest_quantguard.serving.gpu_memory import used_bytes
+from tests.serving.test_gpu_memory import GIB, FakeNvml
 
 
 def sglang(**options: Any) -> SglangServer:
@@ -122,6 +124,18 @@ def test_the_emulator_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator = EmulatorServer(backend="emulator", model_path="m")
     assert plan_launch(emulator, port=1).env["CUDA_VISIBLE_DEVICES"] == ""
     assert plan_launch(sglang(), port=1).env["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_emulator_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU machine that others use too, nothing is waited for and nothing slows it down."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([GIB, 40 * GIB]))
+    devices = plan_launch(EmulatorServer(backend="emulator", model_path="m"), port=1).env[
+        "CUDA_VISIBLE_DEVICES"
+    ]
+    assert used_bytes(devices) == {}
+    assert len(used_bytes(sglang_devices := plan_launch(sglang(), port=1).env["CUDA_VISIBLE_DEVICES"])) == 2
+    assert sglang_devices == "0,1"
 
 
 def test_secrets_are_not_shown() -> None:
