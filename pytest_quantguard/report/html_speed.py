@@ -122,7 +122,7 @@ def _verdicts(timed: Sequence[SpeedResult]) -> Html | None:
             tag("td", _bound(verdict)),
             tag("td", _noise(verdict)),
             tag("td", verdict.status, class_="h5" if verdict.failed else None),
-            tag("td", first_line(verdict.sentence), class_="wrap"),
+            tag("td", "; ".join([first_line(verdict.sentence), *verdict.reasons]), class_="wrap"),
         )
         for one in timed
         for verdict in one.verdicts

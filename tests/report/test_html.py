@@ -165,6 +165,11 @@ def test_speed_and_generation_are_shown_with_their_evidence() -> None:
     for fact in ("2.500 [2.400, 2.600]", "the accepted record", "≤ 1.1", "25 % slower", "warm-up not steady"):
         assert fact in text
     assert "4.5% (5 runs, by 1.5%)" in text
+    doubted = full()
+    for slow in doubted.checks:
+        for verdict in slow.speed.verdicts if slow.speed is not None else []:
+            verdict.reasons.append("<b>a hot GPU")
+    assert "25 % slower; <b>a hot GPU" in Page(render_html(doubted)).text, "a doubt with its reason, as text"
     for fact in ("reference's", "ended by length", "0.200 to 0.800", "1 + 1", "3 further answers changed"):
         assert fact in text
 
