@@ -17,7 +17,13 @@ from pytest_quantguard.errors import InvalidAnswerError, RequestRejectedError, S
 from pytest_quantguard.serving import forced
 from pytest_quantguard.serving.answers import Answer, Capabilities, ChatAnswer, ChatRequest, GenerateRequest
 from pytest_quantguard.serving.chat import chat_body, read_chat_answer
-from pytest_quantguard.serving.payload import check_batch, decode_steps, generate_body, longest_answer
+from pytest_quantguard.serving.payload import (
+    check_batch,
+    decode_steps,
+    generate_body,
+    longest_answer,
+    longest_text,
+)
 from pytest_quantguard.serving.probe import read_capabilities
 from pytest_quantguard.serving.reading import parse_json, read_answers, split_answers
 from pytest_quantguard.serving.transport import StatusError, Transport, backoff
@@ -86,7 +92,9 @@ class Client:
         what = (
             f"/v1/chat/completions with {len(request.messages)} messages, {request.max_new_tokens} new tokens"
         )
-        body = self.transport.post("/v1/chat/completions", chat_body(request), what=what)
+        body = self.transport.post(
+            "/v1/chat/completions", chat_body(request), what=what, limit=longest_text(request.max_new_tokens)
+        )
         return read_chat_answer(parse_json(body, "the answer of /v1/chat/completions"), request)
 
     def abort(self, rid: str) -> None:

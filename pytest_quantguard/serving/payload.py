@@ -14,8 +14,12 @@ from pytest_quantguard.serving.answers import GenerateRequest
 
 ENTRY_BYTES = 128
 """More than a log-probability takes in any form: nested JSON has up to 50 bytes without the token's text."""
-FURTHER_BYTES = 1 << 24
-"""For all of an answer that is no log-probability."""
+TEXT_BYTES = 512
+"""More than the text of a token: long runs of blanks or signs, each escaped."""
+ANSWER_BYTES = 1 << 20
+"""For any answer."""
+FURTHER_BYTES = 1 << 16
+"""For all of a prompt's answer that grows with no token."""
 
 
 def check_batch(
@@ -54,13 +58,19 @@ def wants_logprobs(request: GenerateRequest, top_logprobs: int) -> bool:
 
 
 def longest_answer(batch: Sequence[GenerateRequest], *, top_logprobs: int) -> int:
-    """Bytes beyond which no answer to this can be, in whichever form: three times what SGLang sends."""
-    rows = sum(
-        decode_steps(request)
-        + (0 if request.logprob_start_len is None else len(request.input_ids) - request.logprob_start_len)
+    """Bytes beyond which no answer to this can be, in whichever form: some times what SGLang sends."""
+    steps = sum(decode_steps(request) for request in batch)
+    rows = steps + sum(
+        len(request.input_ids) - request.logprob_start_len
         for request in batch
+        if request.logprob_start_len is not None
     )
-    return FURTHER_BYTES + rows * (top_logprobs + 2) * ENTRY_BYTES
+    return len(batch) * FURTHER_BYTES + rows * (top_logprobs + 2) * ENTRY_BYTES + longest_text(steps)
+
+
+def longest_text(tokens: int) -> int:
+    """Bytes of JSON that the text of so many tokens can have."""
+    return ANSWER_BYTES + tokens * TEXT_BYTES
 
 
 def generate_body(batch: Sequence[GenerateRequest], *, top_logprobs: int) -> dict[str, Any]:

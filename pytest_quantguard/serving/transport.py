@@ -33,8 +33,6 @@ IDLE_SECONDS = 2.0
 """Servers close idle connections (uvicorn after 5 s); one that idled longer is not used again, so that a
 dropped connection always means that the server dropped the request."""
 CHUNK_BYTES = 1 << 20
-ANSWER_BYTES = 1 << 24
-"""Longest answer where nothing says how long it can be."""
 PROBE_BYTES = 1 << 26
 """Of what a server says of itself; SGLang's /openapi.json has some hundred kB."""
 ERROR_BYTES = 1 << 20
@@ -152,7 +150,7 @@ class Transport:
         return other
 
     def post(
-        self, route: str, payload: Any, *, what: str, timeout: float | None = None, limit: int = ANSWER_BYTES
+        self, route: str, payload: Any, *, what: str, timeout: float | None = None, limit: int = PROBE_BYTES
     ) -> bytes:
         """Body of a 200 answer of at most `limit` bytes.
 

@@ -192,7 +192,7 @@ FLOODS = {
 def test_an_answer_without_end_is_cut(kind: str) -> None:
     with listening(FLOODS[kind]) as url:
         client = Client(url, vocab_size=100, context_length=100, request_timeout=60)
-        with client, pytest.raises(InvalidAnswerError, match=r"is too long: at most 17 MB can come of this"):
+        with client, pytest.raises(InvalidAnswerError, match=r"is too long: at most 1 MB can come of this"):
             client.generate([PROMPT], top_logprobs=2)
 
 
@@ -241,6 +241,17 @@ def test_an_error_is_told_in_short(text: bytes) -> None:
     assert transport.error_text(long) == "x" * transport.SHOWN_ERROR
 
 
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_chat_answer_without_end_is_cut(kind: str) -> None:
+    with listening(FLOODS[kind]) as url:
+        client = Client(url, request_timeout=60)
+        with (
+            client,
+            pytest.raises(InvalidAnswerError, match=r"/v1/chat/completions .* is too long: at most 1 MB"),
+        ):
+            client.chat(ChatRequest(({"role": "user", "content": "a"},), 4, "r"))
+
+
 def test_no_real_answer_is_too_long() -> None:
     """The nested form with every value at its longest, and the text of each token."""
     entry = json.dumps([-1.2345678901234567e-308, 2147483647, "\U0001f600 " * 2])
@@ -249,4 +260,4 @@ def test_no_real_answer_is_too_long() -> None:
         batch = [request] * 32
         longest = 32 * (rows + steps) * (top + 1) * (len(entry) + 2)
         assert longest < longest_answer(batch, top_logprobs=top)
-        assert longest_answer(batch, top_logprobs=top) < 8 * longest + (1 << 24)
+        assert longest_answer(batch, top_logprobs=top) < 20 * longest + 5_000_000
