@@ -45,6 +45,15 @@ class TestBatching:
             ("decode", 3, 3),
         ]
 
+    def test_any_number_of_threads_gives_the_same_bits(self, running: Start, tokens: Tokens) -> None:
+        prompts = [tokens(count, count) for count in (150, 9, 40, 2)]
+        found = []
+        for threads in (1, 2, 5):
+            results = running(threads=threads).run(prompts, max_new_tokens=4, ignore_eos=True)
+            found.append([full_rows(result) for result in results])
+        for other in found[1:]:
+            assert all(np.array_equal(one, same) for one, same in zip(found[0], other, strict=True))
+
     def test_a_later_prompt_joins_the_running_ones(self, running: Start, tokens: Tokens) -> None:
         one = running()
         batches: list[ForwardBatch] = []
