@@ -6,6 +6,7 @@ from typing import Any
 
 from pytest_quantguard.errors import InvalidAnswerError
 from pytest_quantguard.serving.answers import ChatAnswer, ChatRequest
+from pytest_quantguard.serving.reading import is_count
 
 
 def chat_body(request: ChatRequest) -> dict[str, Any]:
@@ -31,10 +32,10 @@ def read_chat_answer(value: Any, request: ChatRequest) -> ChatAnswer:
         answer = ChatAnswer(
             text="" if content is None else str(content),
             finish_reason=str(choice["finish_reason"]),
-            prompt_tokens=int(usage["prompt_tokens"]),
-            completion_tokens=int(usage["completion_tokens"]),
+            prompt_tokens=_count(usage["prompt_tokens"]),
+            completion_tokens=_count(usage["completion_tokens"]),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise InvalidAnswerError(
             f"/v1/chat/completions answered without choices[0].message or usage: {str(value)[:200]}"
         ) from error
@@ -44,3 +45,10 @@ def read_chat_answer(value: Any, request: ChatRequest) -> ChatAnswer:
             f"{answer.completion_tokens}"
         )
     return answer
+
+
+def _count(value: Any) -> int:
+    """A number of tokens; ValueError for anything else."""
+    if not is_count(value):
+        raise ValueError(f"{value!r} is no number of tokens")
+    return int(value)

@@ -25,7 +25,7 @@ from pytest_quantguard.serving.payload import (
     longest_text,
 )
 from pytest_quantguard.serving.probe import read_capabilities
-from pytest_quantguard.serving.reading import parse_json, read_answers, split_answers
+from pytest_quantguard.serving.reading import is_count, parse_json, read_answers, split_answers
 from pytest_quantguard.serving.transport import StatusError, Transport, backoff
 from pytest_quantguard.serving.unlikely_ids import unlikely_ids
 
@@ -126,7 +126,7 @@ class Client:
         payload = {"model": "default", "prompt": text, "add_special_tokens": add_special_tokens}
         answer = self._ask_either(("/tokenize", "/v1/tokenize"), payload, "POST /tokenize")
         tokens = answer.get("tokens")
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        if not isinstance(tokens, list) or not all(map(is_count, tokens)):
             raise InvalidAnswerError(f"/tokenize answered without a list of token ids: {str(answer)[:200]}")
         return tokens
 

@@ -84,13 +84,26 @@ def read_answers(
 def _read_answer(
     item: Any, request: GenerateRequest, place: _Place, top_logprobs: int, vocab_size: int
 ) -> Answer:
+    try:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is then refused
+            return _answer_of(item, request, place, top_logprobs, vocab_size)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A broken or foreign server may put anything anywhere.
+        raise InvalidAnswerError(
+            f"{place}: the answer is malformed ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _answer_of(
+    item: Any, request: GenerateRequest, place: _Place, top_logprobs: int, vocab_size: int
+) -> Answer:
     meta = item.get("meta_info") if isinstance(item, dict) else None
     if not isinstance(meta, dict):
         raise InvalidAnswerError(f"{place}: the answer has no meta_info, so this is not SGLang's /generate")
     finish = _finish_reason(meta, request, place)
     output_ids = _output_ids(item, meta, place)
     if finish == "abort":
-        return _partial_answer(item, meta, output_ids)
+        return _partial_answer(item, meta, output_ids, place)
     _check_counts(meta, request, output_ids, finish, place)
     prompt = output = None
     if wants_logprobs(request, top_logprobs):
@@ -104,21 +117,23 @@ def _read_answer(
         finish_reason=finish,
         prompt_tokens=int(meta["prompt_tokens"]),
         completion_tokens=len(output_ids),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
+        cached_tokens=_count(meta, "cached_tokens", place),
         prompt=prompt,
         output=output,
     )
 
 
-def _partial_answer(item: Mapping[str, Any], meta: Mapping[str, Any], output_ids: tuple[int, ...]) -> Answer:
+def _partial_answer(
+    item: Mapping[str, Any], meta: Mapping[str, Any], output_ids: tuple[int, ...], place: _Place
+) -> Answer:
     """What there was when the request was aborted, perhaps before its turn; its counts promise nothing."""
     return Answer(
         output_ids=output_ids,
         text=str(item.get("text") or ""),
         finish_reason="abort",
-        prompt_tokens=int(meta.get("prompt_tokens") or 0),
+        prompt_tokens=_count(meta, "prompt_tokens", place),
         completion_tokens=len(output_ids),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
+        cached_tokens=_count(meta, "cached_tokens", place),
         prompt=None,
         output=None,
     )
@@ -138,9 +153,22 @@ def _output_ids(item: Mapping[str, Any], meta: Mapping[str, Any], place: _Place)
     if ids is None:
         # Some versions leave output_ids out; the log-probabilities name the tokens too.
         ids = [entry[1] for entry in meta.get("output_token_logprobs") or ()]
-    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+    if not isinstance(ids, list) or not all(is_count(token) for token in ids):
         raise InvalidAnswerError(f"{place}: output_ids is not a list of token ids")
     return tuple(ids)
+
+
+def _count(meta: Mapping[str, Any], name: str, place: _Place) -> int:
+    """A number of tokens; 0 where the server does not say."""
+    value = meta.get(name)
+    if value is not None and not is_count(value):
+        raise InvalidAnswerError(f"{place}: {name} is {str(value)[:100]}, which is no number of tokens")
+    return int(value or 0)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value of JSON can be a token id or a number of tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 def _check_counts(
