@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -204,3 +205,21 @@ def test_site_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_command_of_the_readme_needs_no_package_of_the_tests(tmp_path: Path) -> None:
+    """In a checkout pytest reads tests/conftest.py even if a gate alone is run."""
+    for name in ("hypothesis", "datasketch"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not installed here')\n", encoding="utf-8")
+    words = "-p no:hypothesispytest -p no:xdist --collect-only -q".split()
+    gate = "--quantguard-config=examples/smollm2-nvfp4.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, gate],
+        cwd=DOCS.parent,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "smollm2-nvfp4::accuracy[prefill-bs1-kl_mean]" in done.stdout
