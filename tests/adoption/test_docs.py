@@ -211,7 +211,7 @@ def test_the_first_command_of_the_readme_needs_no_package_of_the_tests(tmp_path:
     """In a checkout pytest reads tests/conftest.py even if a gate alone is run."""
     for name in ("hypothesis", "datasketch"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed here')\n", encoding="utf-8")
-    words = "-p no:hypothesispytest -p no:xdist --collect-only -q".split()
+    words = ["-p", "no:hypothesispytest", "-p", "no:xdist", "--collect-only", "-q"]
     gate = "--quantguard-config=examples/smollm2-nvfp4.yaml"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, gate],
