@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_quantguard.serving.command import SECRET, mask
 from pytest_quantguard.serving.transport import Transport
 
 PROBE_TIMEOUT = 30.0
+PLAIN_NAME = re.compile(r"\w[\w.-]*")
 NOT_ARGUMENTS = frozenset({"internal_states", "startup_time", "kv_events", "hicache_object_layout"})
 """Parts of /server_info that are measurements of the running server, not its arguments."""
 
@@ -84,7 +86,7 @@ def checkpoint_files(model_path: str | None, revision: str | None, names: Sequen
 
 
 def _model_folders(model_path: str | None, revision: str | None) -> list[Path]:
-    if not model_path:
+    if not isinstance(model_path, str) or not model_path:
         return []
     folder = Path(model_path)
     if folder.is_dir():
@@ -92,7 +94,9 @@ def _model_folders(model_path: str | None, revision: str | None) -> list[Path]:
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     snapshots = hub / f"models--{model_path.replace('/', '--')}" / "snapshots"
-    return sorted(snapshots.glob(revision or "*"))
+    # A server says the revision: it must name a folder here, and be no pattern that searches the whole disk.
+    plain = isinstance(revision, str) and PLAIN_NAME.fullmatch(revision) is not None
+    return sorted(snapshots.glob(str(revision) if plain else "*")) if plain or not revision else []
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int | None:

@@ -104,6 +104,11 @@ def test_config_from_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytest.
     assert model_config("Qwen/Qwen3-8B", "other") == {}
     assert model_config("Qwen/Qwen3-4B") == {}
     assert model_config(None) == {}
+    odd: list[Any] = ["../snapshots/abc", "ab*", "**", "/", ["abc"], 7, True, {"a": 1}, "\0"]
+    for revision in odd:
+        assert model_config("Qwen/Qwen3-8B", revision) == {}, "what a server says is a name, not a pattern"
+    for path in odd[4:]:
+        assert model_config(path) == {}
 
 
 def test_something_else_on_the_url_is_said() -> None:
