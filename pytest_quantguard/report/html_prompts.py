@@ -120,15 +120,17 @@ def _meaning(analysis: Composition, against: Against | None) -> Html:
     total = analysis.total
     said = (
         f"{total.low_meaning:.1%} of the text has little meaning: opaque {total.opaque:.1%}, word lists "
-        f"{total.word_list:.1%}, repetition {total.repetition:.1%}. {len(analysis.low_meaning_ids)} prompts "
-        "consist of it to 40 % or more."
+        f"{total.word_list:.1%}, repetition {total.repetition:.1%}. Of "
+        f"{_counted(len(analysis.low_meaning_ids), 'prompt')} it is 40 % or more."
     )
     other = None
     if against is not None:
         share = f": {against[0].total.low_meaning:.1%} of the text."
         other = tag("p", "In ", foreign(against[0].name), share)
     ids = analysis.low_meaning_ids
-    flagged = tag("details", tag("summary", f"{len(ids)} flagged prompts"), tag("p", foreign(", ".join(ids))))
+    flagged = tag(
+        "details", tag("summary", _counted(len(ids), "flagged prompt")), tag("p", foreign(", ".join(ids)))
+    )
     return join([tag("p", said), other, flagged if ids else None])
 
 
@@ -147,7 +149,7 @@ def _duplicates(analysis: Composition) -> Html:
             continue
         shown = [tag("li", foreign(", ".join(group))) for group in groups[:MOST_GROUPS]]
         more = f", the first {MOST_GROUPS} are shown" if len(groups) > MOST_GROUPS else ""
-        parts.append(tag("p", f"{len(groups)} groups of {name}{more}."))
+        parts.append(tag("p", f"{_counted(len(groups), 'group')} of {name}{more}."))
         parts.append(tag("ul", shown) if shown else None)
     return join(parts)
 
@@ -161,6 +163,10 @@ def _distance(against: Against) -> Html:
     head = tag("thead", tag("tr", tag("th", "of", scope="col"), tag("th", "distance", scope="col")))
     said = tag("p", "From ", foreign(other.name), ": 0 is the same mix, 1 has nothing in common.")
     return join([said, scrolled("Distance", head, tag("tbody", rows))])
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _names(analysis: Composition, against: Against | None) -> list[str]:

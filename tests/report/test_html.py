@@ -271,7 +271,7 @@ def test_the_prompts_of_a_run_are_told_as_analyze_tells_them(tmp_path: Path) -> 
         assert part in render_html(read)
     found = replace(read.prompts, near_duplicates=(("niah", "other"),))
     told = Page(render_html(read.model_copy(update={"prompts": found}))).text
-    assert "1 groups of near duplicates.niah, other" in told
+    assert "1 group of near duplicates.niah, other" in told
     assert "prompts" not in [one["id"] for one in Page(render_html(full(prompts=None))).all("section")]
 
 
