@@ -57,6 +57,7 @@ class GateSession:
     reports: dict[str, Path | None] = field(default_factory=dict)
     _trials: list[Trial] | None = None
     _noted: dict[str, float] = field(default_factory=dict)
+    _final: set[tuple[str, str]] = field(default_factory=set)
 
     def trials(self) -> list[Trial]:
         """One per config; raises `ConfigError` if any config is wrong."""
@@ -83,9 +84,12 @@ class GateSession:
         """The trial of one config."""
         return next(trial for trial in self.trials() if trial.config.name == name)
 
-    def record(self, name: str, check: CheckResult) -> None:
-        """Keep what a check found; a repeated test replaces its earlier result."""
-        self.checks.setdefault(name, {})[check.id] = check
+    def record(self, name: str, check: CheckResult, *, final: bool = False) -> None:
+        """Keep what a check found; a repeated test replaces its earlier result, unless that was final."""
+        if (name, check.id) not in self._final:
+            self.checks.setdefault(name, {})[check.id] = check
+        if final:
+            self._final.add((name, check.id))
         self.note(name)
 
     def note(self, name: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from pytest_quantguard.errors import ConfigError
 from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
+from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.termination import Termination
 from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.annotations import workflow_commands
@@ -227,6 +228,15 @@ class GateHooks:
         found = getattr(report, "quantguard", None)
         if found is not None:
             self.state.record(found["config"], CheckResult.model_validate(found["check"]))
+        elif report.when not in ("setup", "call", "teardown"):  # xdist's own, of a worker that died
+            self._note_crash(report)
+
+    def _note_crash(self, report: pytest.TestReport) -> None:
+        name, _, check_id = report.nodeid.partition("::")
+        for trial in self.state.trials():
+            check = next((one for one in plan_checks(trial.config) if one.name == check_id), None)
+            if trial.config.name == name and check is not None:
+                self.state.record(name, _without_figures(check, "error", str(report.longrepr)), final=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -334,8 +344,11 @@ def _found(item: CheckItem, call: pytest.CallInfo[None], report: pytest.TestRepo
     """What the item found, or why it found nothing."""
     if item.result is not None and call.when == "call":
         return item.result
-    check, outcome = item.check, "skipped" if report.skipped else "error"
     message = "" if call.excinfo is None else str(call.excinfo.value)
+    return _without_figures(item.check, "skipped" if report.skipped else "error", message)
+
+
+def _without_figures(check: Check, outcome: str, message: str) -> CheckResult:
     return CheckResult.model_validate(
         {
             "id": check.name,

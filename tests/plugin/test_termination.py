@@ -122,6 +122,39 @@ def test_with_workers(captured: Project, group: bool) -> None:
     assert [entry["verdict"] for entry in history(captured)] == ["incomplete"]
 
 
+CRASHING = """
+import os, pathlib
+
+def pytest_runtest_setup(item):
+    if "bs4-kl_mean" in item.name and "PYTEST_XDIST_WORKER" in os.environ and not os.path.exists("crashed"):
+        pathlib.Path("crashed").touch()
+        os._exit(9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--max-worker-restart=0",)], ids=["again", "never"])
+def test_a_worker_that_dies_is_in_the_result(captured: Project, options: tuple[str, ...]) -> None:
+    """xdist starts another one, which may pass what killed the first; the build is red all the same."""
+    (captured.folder / "crashing.py").write_text(CRASHING, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--quantguard-config=gate.yaml", "-p", "crashing", "-n1", *options],
+        cwd=captured.folder,
+        env={**os.environ, "PYTHONPATH": str(captured.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    written = captured.result()
+    (died,) = [check for check in written["checks"] if check["outcome"] == "error"]
+    assert "bs4-kl_mean" in died["id"]
+    assert "crashed while running" in died["message"]
+    assert written["verdict"] == "failed"
+    assert written["partial"] == bool(options)
+    assert [entry["verdict"] for entry in history(captured)] == ["failed"]
+
+
 def test_the_signal_is_given_back(project: Project) -> None:
     (project.folder / "test_signal.py").write_text(
         "import signal\n\n\ndef test_taken():\n    assert signal.getsignal(15) is not signal.SIG_DFL\n",
