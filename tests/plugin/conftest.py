@@ -63,7 +63,7 @@ class Project:
         """Write the config with top-level sections replaced or (...) removed."""
         merged = {key: value for key, value in {**self.config, **changes}.items() if value is not ...}
         path = self.folder / file
-        path.write_text(yaml.safe_dump(merged, sort_keys=False))
+        path.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
         return path
 
     def run(self, *arguments: str) -> pytest.RunResult:
@@ -75,7 +75,9 @@ class Project:
         assert result.ret == 0, result.outlines
 
     def result(self, name: str = "toy") -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.folder / ".quantguard" / name / "result.json").read_text())
+        loaded: dict[str, Any] = json.loads(
+            (self.folder / ".quantguard" / name / "result.json").read_text(encoding="utf-8")
+        )
         return loaded
 
 
@@ -83,9 +85,9 @@ class Project:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The baseline of a toy without noise."""
     folder = tmp_path_factory.mktemp("recorded")
-    (folder / "prompts.jsonl").write_text(PROMPTS)
+    (folder / "prompts.jsonl").write_text(PROMPTS, encoding="utf-8")
     with serve(Toy()) as url:
-        (folder / "gate.yaml").write_text(yaml.safe_dump(toy_config(url, url)))
+        (folder / "gate.yaml").write_text(yaml.safe_dump(toy_config(url, url)), encoding="utf-8")
         config = load_config(folder / "gate.yaml")
         record_baseline(Trial(config, folder / "gate.yaml", TrialOptions(folder / "out"), lambda _: None))
     return folder / "baseline"
@@ -97,7 +99,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
     reference, candidate = Toy(), Toy(noise=0.1, quantization="fp8")
-    (pytester.path / "prompts.jsonl").write_text(PROMPTS)
+    (pytester.path / "prompts.jsonl").write_text(PROMPTS, encoding="utf-8")
     spared = "-p no:cacheprovider -p no:hypothesispytest -p no:anyio --assert=plain"
     pytester.makeini(f"[pytest]\naddopts = {spared}\n")
     with ExitStack() as stack:
