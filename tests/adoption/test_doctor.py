@@ -264,7 +264,7 @@ def test_attached_server_that_does_not_answer(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_missing_and_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = ["nosuchpackage>=1; extra == 'remote'", "numpy>=999", "rich"]
+    wanted = ["nosuchpackage>=1; extra == 'remote'", "numpy>=999", "pyyaml"]
     monkeypatch.setattr(machine.importlib.metadata, "requires", lambda _: wanted)
     core, extra = machine.examine_packages(["remote"])
     assert core.status == "problem"

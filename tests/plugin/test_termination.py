@@ -142,7 +142,7 @@ def test_a_worker_that_dies_is_in_the_result(captured: Project, options: tuple[s
         cwd=captured.folder,
         env={**os.environ, "PYTHONPATH": str(captured.folder)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
