@@ -57,6 +57,7 @@ def test_a_gate_and_its_users_stay_on_one_worker(spread: Project) -> None:
         assert "Worst positions" in report, "what only the worker has measured"
 
 
+@pytest.mark.slow
 def test_timing_is_refused(spread: Project) -> None:
     spread.write(speed={"rounds": 1, "warmup_rounds": 0, "levels": [1]})
     result = run(spread, "-k", "speed")
@@ -65,6 +66,7 @@ def test_timing_is_refused(spread: Project) -> None:
     assert spread.result()["verdict"] == "failed"
 
 
+@pytest.mark.slow
 def test_dist_each_is_refused(spread: Project) -> None:
     result = run(spread, "--dist=each")
     assert result.ret != 0

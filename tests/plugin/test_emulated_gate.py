@@ -115,7 +115,12 @@ def test_server_that_does_not_start_is_told_once_with_its_log(tiny: pytest.Pytes
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
 )
 def test_no_server_survives_pytest(tiny: pytest.Pytester, number: signal.Signals) -> None:
     (tiny.path / "test_wait.py").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import yaml
 
 from pytest_quantguard.baseline.manifest import Manifest
+from pytest_quantguard.cli import main
 from pytest_quantguard.results import CheckResult, read_result
 
-from .test_emulated_gate import tiny, tiny_baseline, tiny_config
+from .test_emulated_gate import tiny_baseline, tiny_config
 
-__all__ = ["tiny", "tiny_baseline"]
+__all__ = ["tiny_baseline"]
 
 EXACT = {"kl_mean": {"max": 1e-9, "decision": "point"}, "other_device": "skip"}
 
@@ -26,11 +28,22 @@ def write_config(folder: Path, divergence: dict[str, Any], **candidate: Any) -> 
     (folder / "gate.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def accepted_baseline(tiny_baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The baseline with an accepted run, made once."""
+    folder = tmp_path_factory.mktemp("accepted")
+    shutil.copytree(tiny_baseline, folder / "baseline")
+    write_config(folder, EXACT)
+    command = ["accept", str(folder / "gate.yaml"), "--output", str(folder / "out")]
+    assert main(command) == 0
+    return folder / "baseline"
+
+
 @pytest.fixture
-def accepted(tiny: pytest.Pytester) -> pytest.Pytester:
-    write_config(tiny.path, EXACT)
-    assert tiny.runpytest("--quantguard-config=gate.yaml", "--quantguard-accept").ret == 0
-    return tiny
+def accepted(pytester: pytest.Pytester, accepted_baseline: Path) -> pytest.Pytester:
+    shutil.copytree(accepted_baseline, pytester.path / "baseline")
+    write_config(pytester.path, EXACT)
+    return pytester
 
 
 def manifest_path(folder: Path) -> Path:

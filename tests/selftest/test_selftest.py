@@ -199,6 +199,7 @@ def test_a_clean_alarm_fails_and_catches_nothing(project: Path) -> None:
     assert "4 FALSE ALARMS" in "\n".join(render_text(result))
 
 
+@pytest.mark.slow
 def test_a_stored_accepted_run_is_used_where_nothing_is_reduced(project: Path) -> None:
     config = tiny_config()
     config["candidate"]["server_args"] = {"chunked_prefill_size": 64}
