@@ -1,6 +1,6 @@
 """A server that is killed at any moment of a gate or a capture: a red run that says so, and nothing left.
 
-The moments are drawn; what is asserted holds for every moment, those after the last answer too.
+The moments are drawn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import yaml
 from pytest_quantguard.baseline.answers import read_answers
 from pytest_quantguard.baseline.store import read_recording
 from pytest_quantguard.cli import main
+from pytest_quantguard.config_file import load_config
+from pytest_quantguard.gate.plan import plan_checks
 from pytest_quantguard.results import read_result
 from tests.plugin.test_emulated_gate import is_running, tiny_config, wait_for
 
@@ -84,13 +86,8 @@ def emulators(process: psutil.Process) -> Iterator[psutil.Process]:
                 yield child
 
 
-@pytest.mark.parametrize("number", range(8))
-def test_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.chdir(folder)
-    draw = random.Random(number)
-    mode = ("gate", "capture", "accept", "gate")[number % 4]
-    delay = draw.uniform(0, LONGEST[mode])
-    before = files(folder / "baseline")
+def run_and_kill(folder: Path, mode: str, delay: float) -> int:
+    """The exit code of a session whose server is killed `delay` seconds after its start, if it still runs."""
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "--quantguard-config=gate.yaml", *SELECTED, *OPTIONS[mode]],
@@ -100,26 +97,52 @@ def test_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) 
         )
     try:
         session = psutil.Process(process.pid)
-        wait_for(lambda: list(emulators(session)), "the server's start")
+        servers: list[psutil.Process] = []
+        wait_for(lambda: servers.extend(emulators(session)) or servers, "the server's start")
         family = session.children(recursive=True)
-        (server,) = emulators(session)
         time.sleep(delay)
-        server.kill()
+        with suppress(psutil.NoSuchProcess):
+            servers[0].kill()
         code = process.wait(120)
         wait_for(lambda: not any(map(is_running, family)), "every process to end")
     finally:
         process.kill()
         process.wait()
+    return code
+
+
+def require_whole(folder: Path, mode: str) -> None:
+    """A session that passed had every answer before its server died."""
+    if mode != "capture":
+        result = read_result(folder / ".quantguard" / "tiny")
+        left_out = {"gate": set(), "accept": {"drift"}}[mode]
+        planned = [
+            check for check in plan_checks(load_config(folder / "gate.yaml")) if check.kind not in left_out
+        ]
+        assert len(result.checks) == len(planned)
+        assert {check.outcome for check in result.checks} <= {"passed", "warned"}
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A moment after the last answer, as a quick machine may meet, harms nothing; then an earlier one is tried."""
+    monkeypatch.chdir(folder)
+    draw = random.Random(number)
+    mode = ("gate", "capture", "accept", "gate")[number % 4]
+    delay, code = draw.uniform(0, LONGEST[mode]), 0
+    while code == 0:
+        before = files(folder / "baseline")
+        code = run_and_kill(folder, mode, delay)
+        if code == 0:
+            require_whole(folder, mode)
+        delay /= 2
     text = (folder / "said.txt").read_text(encoding="utf-8")
     assert "Traceback" not in text
     assert "INTERNALERROR" not in text
     assert not list(folder.rglob(".tmp-*"))
-    assert code == 0 or "the server ended with exit code -9" in text
+    assert "the server ended with exit code -9" in text
     if mode != "capture":
-        result = read_result(folder / ".quantguard" / "tiny")
-        assert (result.verdict == "passed") == (code == 0)
-        assert code != 0 or any("ended with exit code -9" in note for note in result.notes)
-    if code != 0:
-        assert files(folder / "baseline") == before
+        assert read_result(folder / ".quantguard" / "tiny").verdict != "passed"
+    assert files(folder / "baseline") == before
     read_recording(folder / "baseline")
     read_answers(folder / "baseline", command="x")
