@@ -125,7 +125,7 @@ def require_whole(folder: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A moment after the last answer, as a quick machine may meet, harms nothing; then an earlier one is tried."""
+    """A moment after the last answer, as a quick machine may meet, harms nothing; an earlier one follows."""
     monkeypatch.chdir(folder)
     draw = random.Random(number)
     mode = ("gate", "capture", "accept", "gate")[number % 4]
