@@ -13,10 +13,12 @@ Float32 = npt.NDArray[np.float32]
 
 _BLOCK_ROWS = 32
 """So few that a block's temporaries stay in the processor's cache."""
-_COLUMNS = 192
-"""Of a matrix product that are computed at once; a multiple of what vector instructions take."""
-_WORTH_SHARING = 1_000_000
-"""Multiplications below which waking another thread costs more than it saves."""
+_COLUMNS, _COLUMNS_OF_A_ROW = 192, 1536
+"""Of a product of matrices, or of a row with a matrix, that are computed at once; multiples of what vector
+instructions take.
+"""
+_WORTH_SHARING = 3_000_000
+"""Multiplications, some 0.2 ms, below which waking another thread costs more than it saves."""
 
 
 class Workers:
@@ -44,7 +46,8 @@ class Workers:
         def work(columns: slice) -> None:
             np.matmul(values, weight[columns].T, out=out[:, columns])
 
-        self._blocks(len(weight), _COLUMNS, work, shared=len(values) * weight.size >= _WORTH_SHARING)
+        size = _COLUMNS_OF_A_ROW if len(values) == 1 else _COLUMNS
+        self._blocks(len(weight), size, work, shared=len(values) * weight.size >= _WORTH_SHARING)
 
     def close(self) -> None:
         """End the threads."""
