@@ -17,6 +17,7 @@ from pytest_quantguard.gate.header import header_lines
 from pytest_quantguard.gate.items import BrokenGate, CheckItem, Errand, Gate, GateItem
 from pytest_quantguard.gate.plan import Check, plan_checks
 from pytest_quantguard.gate.termination import Termination
+from pytest_quantguard.gate.verdicts import without_figures
 from pytest_quantguard.paths import shown_path, with_short_paths
 from pytest_quantguard.report.annotations import workflow_commands
 from pytest_quantguard.report.headline import bound_text, figure
@@ -24,7 +25,7 @@ from pytest_quantguard.report.progress import ThrottledLines, seconds_between
 from pytest_quantguard.report.terminal import render
 from pytest_quantguard.report.visible import visible
 from pytest_quantguard.report.wrapping import fitted, text_width
-from pytest_quantguard.results import NOT_RUN, CheckResult, RunResult
+from pytest_quantguard.results import NOT_RUN, CheckResult, Outcome, RunResult
 from pytest_quantguard.session import DEFAULT_OUTPUT, SESSION, GateSession, SessionOptions
 
 PUBLISHED = "quantguard"
@@ -236,7 +237,7 @@ class GateHooks:
         for trial in self.state.trials():
             check = next((one for one in plan_checks(trial.config) if one.name == check_id), None)
             if trial.config.name == name and check is not None:
-                self.state.record(name, _without_figures(check, "error", str(report.longrepr)), final=True)
+                self.state.record(name, _unjudged(check, "error", str(report.longrepr)), final=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -345,21 +346,12 @@ def _found(item: CheckItem, call: pytest.CallInfo[None], report: pytest.TestRepo
     if item.result is not None and call.when == "call":
         return item.result
     message = "" if call.excinfo is None else str(call.excinfo.value)
-    return _without_figures(item.check, "skipped" if report.skipped else "error", message)
+    return _unjudged(item.check, "skipped" if report.skipped else "error", message)
 
 
-def _without_figures(check: Check, outcome: str, message: str) -> CheckResult:
-    return CheckResult.model_validate(
-        {
-            "id": check.name,
-            "kind": check.kind,
-            "phase": check.cell.phase if check.cell else None,
-            "batch_size": check.cell.batch_size if check.cell else None,
-            "metric": check.metric,
-            "outcome": outcome,
-            "message": message,
-            "extra": {"comparison": check.comparison} if check.comparison else {},
-        }
+def _unjudged(check: Check, outcome: Outcome, message: str) -> CheckResult:
+    return without_figures(
+        check, outcome, message, {"comparison": check.comparison} if check.comparison else {}
     )
 
 

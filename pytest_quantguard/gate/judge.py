@@ -25,7 +25,7 @@ from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.speed_score import judge_score
 from pytest_quantguard.gate.trial import Trial
 from pytest_quantguard.gate.validity import judge_quantized, judge_validity, require_valid
-from pytest_quantguard.gate.verdicts import detectable_change, require_judged, result_of
+from pytest_quantguard.gate.verdicts import detectable_change, require_judged, result_of, without_figures
 from pytest_quantguard.logprobs.divergence import Divergence
 from pytest_quantguard.logprobs.metrics import METRICS, Metric, metric_change, metric_intervals
 from pytest_quantguard.measure.cells import CellMeasurement
@@ -193,7 +193,7 @@ def _judge_drift(trial: Trial, check: Check) -> CheckResult:
     assert drift is not None
     accepted, baseline = trial.accepted(), trial.baseline()
     if check.drift_bound is None and (elsewhere := _on_another_device(trial, drift)):
-        return _not_judged(check, elsewhere)
+        return without_figures(check, "skipped", elsewhere, {"comparison": f"divergence {metric.name}"})
     require_valid(trial, key)
     moved = trial.once(
         ("drift", key),
@@ -248,20 +248,6 @@ def _on_another_device(trial: Trial, drift: DriftConfig) -> str | None:
         f"not judged: accepted on {accepted or 'a device that is not known'}, now on "
         f"{now or 'one that is not known'} (accuracy.drift.divergence.other_device: skip). To judge it here, "
         f"accept a run here: {trial.accept_command}"
-    )
-
-
-def _not_judged(check: Check, why: str) -> CheckResult:
-    key, metric = _parts(check)
-    return CheckResult(
-        id=check.name,
-        kind=check.kind,
-        phase=key.phase,
-        batch_size=key.batch_size,
-        metric=metric.name,
-        outcome="skipped",
-        message=why,
-        extra={"comparison": f"divergence {metric.name}"},
     )
 
 

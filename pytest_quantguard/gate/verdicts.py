@@ -45,6 +45,20 @@ def result_of(check: Check, verdict: Verdict, unit: str, extra: dict[str, Any]) 
     )
 
 
+def without_figures(check: Check, outcome: Outcome, message: str, extra: dict[str, Any]) -> CheckResult:
+    """The result of a check that was not judged: it could not run, or is not to be judged here."""
+    return CheckResult(
+        id=check.name,
+        kind=check.kind,
+        phase=check.cell.phase if check.cell else None,
+        batch_size=check.cell.batch_size if check.cell else None,
+        metric=check.metric,
+        outcome=outcome,
+        message=message,
+        extra=extra,
+    )
+
+
 def require_judged(trial: Trial, verdict: Verdict, key: str) -> None:
     """A verdict that was refused is an error of the config, not of the candidate."""
     if verdict.status == "refused":

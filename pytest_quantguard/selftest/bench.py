@@ -17,6 +17,7 @@ from pytest_quantguard.gate.judge import judge
 from pytest_quantguard.gate.machine import candidate_device
 from pytest_quantguard.gate.plan import Check
 from pytest_quantguard.gate.trial import Progress, Trial, TrialOptions
+from pytest_quantguard.gate.verdicts import without_figures
 from pytest_quantguard.measure.capture import accept
 from pytest_quantguard.results import CheckResult
 from pytest_quantguard.selftest.plan import SelftestPlan, shuffle_prompts
@@ -110,13 +111,4 @@ def _judge(trial: Trial, check: Check) -> CheckResult:
     try:
         return judge(trial, check)
     except QuantguardError as error:
-        return CheckResult(
-            id=check.name,
-            kind=check.kind,
-            phase=check.cell.phase if check.cell else None,
-            batch_size=check.cell.batch_size if check.cell else None,
-            metric=check.metric,
-            outcome="error",
-            message=str(error),
-            extra={"error": type(error).__name__},
-        )
+        return without_figures(check, "error", str(error), {"error": type(error).__name__})

@@ -81,7 +81,7 @@ def checkpoint_files(model_path: str | None, revision: str | None, names: Sequen
             for name in names
             if (folder / name).is_file()
         ]
-    except (OSError, ValueError, NotImplementedError):  # A server may name what no path can be.
+    except (OSError, ValueError):  # A server may name what no path can be.
         return []
 
 
